@@ -1,0 +1,115 @@
+"""Workers as child processes of this machine, forked by one nursery process per job."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from concertina.core.errors import JobFailed
+from concertina.core.messages import decode
+
+READY_SECONDS = 120.0  # importing torch on a busy machine
+LEAVE_SECONDS = 10.0
+
+
+class LocalBackend:
+    """Starts, signals and listens to the workers of one job."""
+
+    def __init__(self, nursery: subprocess.Popen[bytes], events: int, log_dir: Path) -> None:
+        self._nursery = nursery
+        self._events = events
+        self._log_dir = log_dir
+        self._pids: dict[int, int] = {}  # worker -> pid, current generation
+        self._pending = b""
+
+    @classmethod
+    def open(cls, log_dir: Path, threads: int) -> "LocalBackend":
+        """Starts the nursery; workers can be asked for at once."""
+        log_dir.mkdir(parents=True, exist_ok=True)
+        read, write = os.pipe()
+        env = {**os.environ, "CONCERTINA_EVENTS_FD": str(write)}
+        if threads:
+            env |= {
+                "OMP_NUM_THREADS": str(threads),
+                "MKL_NUM_THREADS": str(threads),
+                "OPENBLAS_NUM_THREADS": str(threads),
+            }
+        with (log_dir / "nursery.log").open("ab") as log:
+            nursery = subprocess.Popen(
+                [sys.executable, "-m", "concertina.runtime.nursery", str(write)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=(write,),
+                env=env,
+                start_new_session=True,
+            )
+        os.close(write)
+        os.set_blocking(read, False)
+        return cls(nursery, read, log_dir)
+
+    def log_path(self, generation: int, worker: int) -> Path:
+        return self._log_dir / f"generation-{generation}-worker-{worker}.log"
+
+    def start_worker(
+        self, generation: int, worker: int, script: Path, args: Sequence[str], env: Mapping[str, str]
+    ) -> None:
+        command = {
+            "worker": worker,
+            "generation": generation,
+            "script": str(script),
+            "args": list(args),
+            "env": dict(env),
+            "cwd": os.getcwd(),
+            "log": str(self.log_path(generation, worker)),
+        }
+        assert self._nursery.stdin is not None
+        try:
+            self._nursery.stdin.write(json.dumps(command).encode() + b"\n")
+            self._nursery.stdin.flush()
+        except BrokenPipeError:
+            raise JobFailed(f"the process that starts workers has died; see {self._log_dir / 'nursery.log'}") from None
+
+    def events(self, timeout: float) -> list[dict[str, object]]:
+        """What workers and nursery said since the last call; waits up to `timeout` seconds for something."""
+        readable, _, _ = select.select([self._events], [], [], timeout)
+        data = b""
+        if readable:
+            data = os.read(self._events, 1 << 20)
+            if not data:
+                raise JobFailed(f"the process that starts workers has died; see {self._log_dir / 'nursery.log'}")
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        found = [decode(line) for line in lines]
+        for event in found:
+            self._follow(event)
+        return found
+
+    def _follow(self, event: Mapping[str, object]) -> None:
+        worker, pid = event.get("worker"), event.get("pid")
+        if event["event"] == "worker_started" and isinstance(worker, int) and isinstance(pid, int):
+            self._pids[worker] = pid
+        elif event["event"] == "worker_exited" and isinstance(worker, int) and self._pids.get(worker) == pid:
+            del self._pids[worker]
+
+    def signal_workers(self, number: signal.Signals) -> None:
+        for pid in self._pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def close(self) -> None:
+        """Ends everything that was started here."""
+        self.signal_workers(signal.SIGKILL)
+        if self._nursery.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._nursery.stdin.close()
+        try:
+            self._nursery.wait(timeout=LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._nursery.kill()
+            self._nursery.wait()
+        os.close(self._events)

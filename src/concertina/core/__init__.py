@@ -1,0 +1,1 @@
+"""The vocabulary that all parts share: plain data and its validation, no behaviour, standard library only."""

@@ -1,0 +1,101 @@
+"""Writing and reading the state of a job.
+
+One worker writes: it gathers the others' virtual workers as finished file contents, so nothing that came over the
+network is ever interpreted. Files hold tensors and plain values only and are read with torch's restricted loader.
+"""
+
+import io
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from concertina.core.checkpoints import MANIFEST, SHARED, Manifest, context_file, file_entry, read_manifest
+from concertina.core.errors import CheckpointError
+from concertina.runtime.group import Group
+
+
+def to_bytes(state: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def load_file(path: Path) -> Any:
+    """Loads to the CPU, executing nothing."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({str(error).splitlines()[0]}): use another checkpoint"
+        ) from error
+
+
+def write_checkpoint(
+    folder: Path,
+    shared: Any,
+    contexts: Mapping[int, Any],
+    manifest: Manifest,
+    group: Group | None,
+    is_writer: bool,
+) -> None:
+    """All workers call this at the same step; it returns on each when the checkpoint is complete on disk."""
+    packed = _pack({v: to_bytes(state) for v, state in contexts.items()})
+    everybody = [packed] if group is None else group.gather_bytes(packed)
+    if is_writer:
+        files = {context_file(v): data for part in everybody for v, data in _unpack(part).items()}
+        files[SHARED] = to_bytes(shared)
+        _write_folder(folder, files, manifest)
+    if group is not None:
+        group.barrier()
+
+
+def _write_folder(folder: Path, files: Mapping[str, bytes], manifest: Manifest) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    for name, data in files.items():
+        (unfinished / name).write_bytes(data)
+    entries = {name: file_entry(unfinished / name) for name in files}
+    complete = Manifest(
+        step=manifest.step,
+        epoch=manifest.epoch,
+        virtual=manifest.virtual,
+        environment=manifest.environment,
+        files=entries,
+    )
+    (unfinished / MANIFEST).write_text(complete.to_json())
+    if folder.exists():  # the same step again, after going back to an older checkpoint
+        shutil.rmtree(folder)
+    unfinished.rename(folder)
+
+
+def _pack(parts: Mapping[int, bytes]) -> bytes:
+    """Virtual worker number and length before each part, eight bytes each."""
+    return b"".join(v.to_bytes(8, "big") + len(data).to_bytes(8, "big") + data for v, data in parts.items())
+
+
+def _unpack(packed: bytes) -> dict[int, bytes]:
+    parts, at = {}, 0
+    while at < len(packed):
+        v, size = int.from_bytes(packed[at : at + 8], "big"), int.from_bytes(packed[at + 8 : at + 16], "big")
+        parts[v] = packed[at + 16 : at + 16 + size]
+        at += 16 + size
+    return parts
+
+
+def read_checkpoint(
+    folder: Path, virtual_workers: tuple[int, ...], virtual: int
+) -> tuple[Manifest, Any, dict[int, Any]]:
+    """Manifest, shared state, and the contexts of the given virtual workers."""
+    manifest = read_manifest(folder)
+    if manifest.virtual != virtual:
+        raise CheckpointError(
+            f"{folder} was made with {manifest.virtual} virtual workers, the job has {virtual}: "
+            f"use --virtual {manifest.virtual}"
+        )
+    contexts = {v: load_file(folder / context_file(v)) for v in virtual_workers}
+    return manifest, load_file(folder / SHARED), contexts

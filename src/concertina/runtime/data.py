@@ -1,0 +1,284 @@
+"""Batches for virtual workers, in DistributedSampler's order, with random augmentation that follows the sample.
+
+For virtual worker v, `session.loader(...)` yields what `DataLoader(dataset, sampler=DistributedSampler(dataset, P, v))`
+yields on rank v. With data-loading processes, DDP has `num_workers` of them per rank; here the virtual workers of a
+worker share that many. What a DDP rank's process j would do is a *lane* (v, j): its random state travels with its
+batches, so a batch that was prefetched but never trained on costs nothing and is made again elsewhere.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
+
+from concertina.core.errors import UnsupportedScript, UsageError
+from concertina.runtime.torch_internals import numpy_seed_of_data_worker, set_data_worker_info
+
+LaneState = tuple[Any, Any, bytes]  # random states of Python, NumPy and torch, cheap to send between processes
+Lane = tuple[int, int]  # (virtual worker, data worker it would be under DDP)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSeed:
+    """A lane that starts anew, as a data worker process does."""
+
+    base_seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One batch to make."""
+
+    lane: Lane
+    indices: tuple[int, ...]
+    start: LaneSeed | LaneState | None  # None: go on from this lane's previous batch
+
+
+class LaneDataset(Dataset[tuple[Any, LaneState]]):
+    """Runs in a data-loading process: makes batches for any lane, each under that lane's own random state."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        collate: Callable[[list[Any]], Any],
+        lanes_per_rank: int,
+        init: Callable[[int], None] | None,
+    ) -> None:
+        self.dataset = dataset
+        self._collate = collate
+        self._lanes_per_rank = lanes_per_rank
+        self._init = init
+        self._states: dict[Lane, LaneState] = {}
+
+    def __getitem__(self, task: Task) -> tuple[Any, LaneState]:
+        if isinstance(task.start, LaneSeed):
+            self._seed(task.lane, task.start.base_seed)
+        else:
+            set_lane_state(task.start or self._states[task.lane])
+        batch = fetch(self.dataset, task.indices, self._collate)
+        state = get_lane_state()
+        self._states[task.lane] = state
+        return batch, state
+
+    def _seed(self, lane: Lane, base_seed: int) -> None:
+        worker = lane[1]
+        random.seed(base_seed + worker)
+        torch.manual_seed(base_seed + worker)
+        np.random.seed(numpy_seed_of_data_worker(base_seed, worker))
+        set_data_worker_info(worker, self._lanes_per_rank, base_seed + worker, self.dataset)
+        if self._init is not None:
+            self._init(worker)
+
+
+def fetch(dataset: Any, indices: Sequence[int], collate: Callable[[list[Any]], Any]) -> Any:
+    many = getattr(dataset, "__getitems__", None)
+    return collate(many(list(indices)) if many else [dataset[i] for i in indices])
+
+
+def get_lane_state() -> LaneState:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state().numpy().tobytes()
+
+
+def set_lane_state(state: LaneState) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    torch.set_rng_state(torch.frombuffer(bytearray(state[2]), dtype=torch.uint8))
+
+
+def lane_state_to_plain(state: LaneState) -> list[Any]:
+    """For a checkpoint: tensors and numbers only."""
+    (version, words, gauss), (name, keys, position, has_gauss, cached), raw = state
+    return [
+        [version, torch.tensor(words, dtype=torch.int64), gauss],
+        [name, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        torch.frombuffer(bytearray(raw), dtype=torch.uint8),
+    ]
+
+
+def lane_state_from_plain(plain: list[Any]) -> LaneState:
+    (version, words, gauss), (name, keys, position, has_gauss, cached), raw = plain
+    numpy_state = (name, keys.numpy().astype(np.uint32), position, has_gauss, cached)
+    return (version, tuple(words.tolist()), gauss), numpy_state, raw.numpy().tobytes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderOptions:
+    """How to make batches; the names are DataLoader's and DistributedSampler's."""
+
+    batch_size: int = 1
+    shuffle: bool = True
+    seed: int = 0
+    drop_last: bool = False
+    num_workers: int = 0
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    pin_memory: bool = False
+    timeout: float = 0.0  # seconds to wait for a data-loading process; 0 waits for ever, as DataLoader does
+    worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: Any = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise UsageError(f"batch_size={self.batch_size!r}: needs a whole number of samples, 1 or more")
+        if self.num_workers < 0:
+            raise UsageError(f"num_workers={self.num_workers}: needs 0 or more data-loading processes")
+        if self.persistent_workers and self.num_workers == 0:
+            raise UsageError("persistent_workers=True needs num_workers of 1 or more")
+
+
+class TaskList:
+    """The sampler of the shared DataLoader: the tasks of the coming pass."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+
+def batch_indices(sampler_indices: Sequence[int], batch_size: int, drop_last: bool) -> list[tuple[int, ...]]:
+    """Cuts one virtual worker's samples of an epoch into batches."""
+    cuts = [tuple(sampler_indices[k : k + batch_size]) for k in range(0, len(sampler_indices), batch_size)]
+    return cuts[:-1] if drop_last and cuts and len(cuts[-1]) < batch_size else cuts
+
+
+class Feed:
+    """The batches of this worker's virtual workers: what is next, and the state to go on from."""
+
+    def __init__(self, dataset: Any, options: LoaderOptions, virtual: int) -> None:
+        check_dataset(dataset, options, virtual)
+        self.dataset = dataset
+        self.options = options
+        self._collate = options.collate_fn or default_collate
+        self._samplers: list[DistributedSampler[Any]] = [
+            DistributedSampler(
+                dataset, virtual, v, shuffle=options.shuffle, seed=options.seed, drop_last=options.drop_last
+            )
+            for v in range(virtual)
+        ]
+        self.batches_per_epoch = len(self._cut(0, 0))
+        self.lanes: dict[Lane, LaneState] = {}  # as of the last batch that was handed out
+        self.base_seeds: dict[int, int] = {}  # by virtual worker, for lanes that have not begun
+        self._tasks = TaskList()
+        self._loader: Any = None
+        self._iterator: Iterator[tuple[Any, LaneState]] | None = None
+        self._cuts: dict[int, list[tuple[int, ...]]] = {}
+
+    def _cut(self, v: int, epoch: int) -> list[tuple[int, ...]]:
+        self._samplers[v].set_epoch(epoch)
+        return batch_indices(list(self._samplers[v]), self.options.batch_size, self.options.drop_last)
+
+    def sample_count(self, v: int, batch: int) -> int:
+        return len(self._cuts[v][batch])
+
+    def draws_base_seed(self) -> bool:
+        """Whether a new pass makes every virtual worker draw a seed, as a new DataLoader iterator does."""
+        return not (self.options.persistent_workers and self.base_seeds)
+
+    def new_pass(self, v: int) -> None:
+        """Called under virtual worker v's random state at the start of a pass."""
+        if self.draws_base_seed():
+            self.base_seeds[v] = int(torch.empty((), dtype=torch.int64).random_().item())
+            for lane in [lane for lane in self.lanes if lane[0] == v]:
+                del self.lanes[lane]
+
+    def open(self, epoch: int, first_batch: int, order: Sequence[int]) -> None:
+        """Prepares batches `first_batch`... of an epoch for the virtual workers in `order`."""
+        self._cuts = {v: self._cut(v, epoch) for v in order}
+        if self.options.num_workers == 0:
+            return
+        begun: set[Lane] = set()
+        self._tasks.tasks = []
+        for batch in range(first_batch, self.batches_per_epoch):
+            for v in order:
+                lane = (v, batch % self.options.num_workers)
+                start = None if lane in begun else self.lanes.get(lane) or LaneSeed(self.base_seeds[v])
+                begun.add(lane)
+                self._tasks.tasks.append(Task(lane, self._cuts[v][batch], start))
+        if self._loader is None:
+            self._loader = self._make_loader()
+        self._iterator = iter(self._loader)
+
+    def _make_loader(self) -> Any:
+        o = self.options
+        # A lane's batches are `num_workers` batches apart, so DataLoader's round robin always gives a lane to the
+        # same process, and the lane's random state can stay there.
+        return DataLoader(
+            LaneDataset(self.dataset, self._collate, o.num_workers, o.worker_init_fn),
+            batch_size=None,
+            collate_fn=_as_it_is,  # LaneDataset has collated already
+            sampler=self._tasks,
+            num_workers=o.num_workers,
+            pin_memory=o.pin_memory,
+            timeout=o.timeout,
+            multiprocessing_context=o.multiprocessing_context,
+            prefetch_factor=o.prefetch_factor,
+            persistent_workers=o.persistent_workers,
+            generator=torch.Generator(),  # ours: DataLoader must not draw from a virtual worker's state
+        )
+
+    def take(self, v: int, batch: int) -> Any:
+        """The batch of virtual worker v; called under its random state, in the order given to `open`."""
+        if self.options.num_workers == 0:
+            made = fetch(self.dataset, self._cuts[v][batch], self._collate)
+            return _pin(made) if self.options.pin_memory and torch.cuda.is_available() else made
+        assert self._iterator is not None
+        made, state = next(self._iterator)
+        self.lanes[v, batch % self.options.num_workers] = state
+        return made
+
+    def close(self) -> None:
+        self._iterator = None
+
+    def shut_down(self) -> None:
+        """Ends the data-loading processes."""
+        self._iterator = None
+        self._loader = None
+
+    def context_state(self, v: int) -> dict[str, Any]:
+        lanes = {lane[1]: lane_state_to_plain(state) for lane, state in self.lanes.items() if lane[0] == v}
+        return {"base_seed": self.base_seeds.get(v), "lanes": lanes}
+
+    def load_context(self, v: int, state: dict[str, Any]) -> None:
+        if state["base_seed"] is not None:
+            self.base_seeds[v] = state["base_seed"]
+        for j, plain in state["lanes"].items():
+            self.lanes[v, j] = lane_state_from_plain(plain)
+
+
+def check_dataset(dataset: Any, options: LoaderOptions, virtual: int) -> None:
+    if isinstance(dataset, IterableDataset):
+        raise UnsupportedScript(
+            "an IterableDataset has no sample order that could be divided again; give a dataset with __len__ and "
+            "__getitem__"
+        )
+    if isinstance(dataset, Tensor) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise UsageError(
+            f"{type(dataset).__name__} is no dataset: session.loader needs __len__ and __getitem__ "
+            "(torch.utils.data.TensorDataset makes one out of tensors)"
+        )
+    global_batch = virtual * options.batch_size
+    if len(dataset) < global_batch:
+        raise UsageError(
+            f"the dataset has {len(dataset)} samples, one global batch needs {global_batch} "
+            f"({virtual} virtual workers x batch_size {options.batch_size}): lower batch_size or --virtual"
+        )
+
+
+def _as_it_is(made: tuple[Any, LaneState]) -> tuple[Any, LaneState]:
+    return made
+
+
+def _pin(batch: Any) -> Any:
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    return pin_memory(batch)

@@ -1,0 +1,44 @@
+"""A cheap fingerprint of the parameters, compared between workers at every step.
+
+Each parameter contributes a sample of its bit patterns, spread over its memory; samples are summed per bucket as
+integers, so that equal replicas give equal numbers and a divergence is located to a bucket within a step.
+"""
+
+import torch
+from torch import Tensor
+
+from concertina.runtime.buckets import BucketLayout
+
+SAMPLES = 128  # elements per parameter
+REFRESH_EVERY = 256  # steps after which the samples are laid anew, should a script have replaced a parameter's memory
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bit_pattern(tensor: Tensor) -> Tensor:
+    """The same memory seen as integers, so that comparisons see every bit, the sign of zero too."""
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return plain.view(BITS[plain.element_size()]) if plain.is_floating_point() else plain
+
+
+def sample(param: Tensor) -> Tensor:
+    memory = param.detach().as_strided((param.numel(),), (1,), param.storage_offset())
+    return bit_pattern(memory[:: max(1, param.numel() // SAMPLES)])
+
+
+class ParameterDigest:
+    """Fingerprints by bucket."""
+
+    def __init__(self, layout: BucketLayout) -> None:
+        self._layout = layout
+        self._samples: list[list[Tensor]] = []
+        self._buckets: list[list[int]] | None = None
+        self._uses = 0
+
+    def compute(self) -> list[int]:
+        if self._uses % REFRESH_EVERY == 0 or self._buckets is not self._layout.buckets:
+            self._buckets = self._layout.buckets
+            self._samples = [[sample(self._layout.params[i]) for i in bucket] for bucket in self._layout.buckets]
+        self._uses += 1
+        sums = [torch.cat(parts).sum(dtype=torch.int64) for parts in self._samples]
+        return [int(value) for value in torch.stack(sums).tolist()] if sums else []

@@ -1,0 +1,75 @@
+"""Optimizer, scheduler and gradient scaler act once per step, although the loop body runs once per virtual worker.
+
+The objects stay the user's own. What is replaced are methods of the instance: before the last local virtual worker's
+turn they do nothing, in that turn they do what they always did.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from concertina.core.errors import UnsupportedScript, UsageError
+from concertina.runtime.virtual import VirtualEngine
+
+
+def gate_optimizer(optimizer: Optimizer, engine: VirtualEngine) -> None:
+    number = engine.optimizers
+    engine.optimizers += 1
+    step, zero_grad = optimizer.step, optimizer.zero_grad
+
+    @functools.wraps(step)
+    def gated_step(closure: Callable[[], Any] | None = None) -> Any:
+        if closure is not None:
+            raise UnsupportedScript(
+                "optimizer.step(closure) evaluates the model several times per step, which virtual workers cannot "
+                "take part in; use an optimizer without a closure"
+            )
+        if engine.turn is None:
+            return step()
+        engine.turn.stepped = True
+        if not engine.turn.is_last:
+            return None
+        if not engine.step_done:
+            raise UsageError(
+                "optimizer.step() before the gradients were reduced: it must follow a backward() outside no_sync()"
+            )
+        return step()
+
+    @functools.wraps(zero_grad)
+    def watched_zero_grad(set_to_none: bool = True) -> None:
+        zero_grad(set_to_none=set_to_none)
+        turn = engine.turn
+        if turn is not None and set_to_none and not turn.backward_done:
+            turn.cleared_by.add(number)
+
+    _replace(optimizer, "step", gated_step)
+    _replace(optimizer, "zero_grad", watched_zero_grad)
+
+
+def gate_scheduler(scheduler: LRScheduler, engine: VirtualEngine) -> None:
+    _gate(scheduler, "step", engine)
+
+
+def gate_scaler(scaler: GradScaler, engine: VirtualEngine) -> None:
+    for method in ("unscale_", "step", "update"):
+        _gate(scaler, method, engine)
+
+
+def _gate(thing: object, method: str, engine: VirtualEngine) -> None:
+    original = getattr(thing, method)
+
+    @functools.wraps(original)
+    def gated(*args: Any, **kwargs: Any) -> Any:
+        if engine.turn is None or engine.turn.is_last:
+            return original(*args, **kwargs)
+        return None
+
+    _replace(thing, method, gated)
+
+
+def _replace(thing: object, method: str, function: Callable[..., Any]) -> None:
+    setattr(thing, method, function)

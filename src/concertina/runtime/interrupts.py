@@ -1,0 +1,34 @@
+"""Ends of a worker's run that are neither success nor failure, and the request to stop."""
+
+import signal
+from types import FrameType
+
+
+class EndOfRun(BaseException):
+    """Leaves the user's loop on purpose. Not an Exception, so that a script's `except Exception` lets it pass."""
+
+
+class HandedOver(EndOfRun):
+    """The generation is over and its state is saved."""
+
+
+class Interrupted(EndOfRun):
+    """Somebody asked the job to stop, and it did so at a step boundary."""
+
+
+class StopRequest:
+    """Set by a signal, read at the next step boundary; a second signal ends the process at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def install(self) -> None:
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for whoever started us
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+stop_request = StopRequest()

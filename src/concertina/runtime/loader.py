@@ -1,0 +1,140 @@
+"""What `session.loader(...)` returns: an iterable whose loop body runs once per virtual worker and step."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from concertina.core.errors import UsageError
+from concertina.runtime.data import Feed
+
+if TYPE_CHECKING:
+    from concertina.runtime.session import Session
+
+
+class SessionLoader:
+    """Batches of all local virtual workers, in turn."""
+
+    def __init__(self, session: "Session", feed: Feed, number: int) -> None:
+        self._session = session
+        self.feed = feed
+        self.number = number
+        self.passes = 0  # completed passes of this epoch
+        self.index = 0  # batch of the current step within the pass, the same for all virtual workers
+        self._skip = 0  # passes of this epoch that were completed before a restart
+        self._resume_at = 0  # batch to go on with after a restart
+        self._mid_pass = False  # the checkpoint was taken inside a pass
+
+    def __len__(self) -> int:
+        """Batches per epoch and virtual worker, as under DDP."""
+        return self.feed.batches_per_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self._session.check_may_iterate(self)
+        if self._skip:
+            self._skip -= 1
+            return iter(())
+        return Pass(self._session, self)
+
+    def begin_pass(self) -> int:
+        """The batch to begin with; a new pass also seeds the data workers of every virtual worker."""
+        if self._mid_pass:
+            self._mid_pass = False
+            return self._resume_at
+        for v in self._session.engine.order:
+            with self._session.engine.as_virtual_worker(v):
+                self.feed.new_pass(v)
+        return 0
+
+    def epoch_done(self) -> None:
+        self.passes = self._skip = 0
+
+    def state(self, active: bool) -> dict[str, int | bool]:
+        return {"passes": self.passes, "batch": self.index, "mid_pass": active}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.passes = self._skip = state["passes"]
+        self._resume_at, self._mid_pass = state["batch"], state["mid_pass"]
+
+
+class Pass:
+    """One run over the data: an iterator that moves the engine from turn to turn."""
+
+    def __init__(self, session: "Session", loader: SessionLoader) -> None:
+        self._session = session
+        self._loader = loader
+        self._turn = -1  # position in the engine's order; -1 between rounds
+        self.ended = False
+        session.enter_pass(self)
+        self._first = loader.begin_pass()
+        loader.index = self._first
+        loader.feed.open(session.epoch, self._first, session.engine.order)
+
+    @property
+    def loader(self) -> SessionLoader:
+        return self._loader
+
+    @property
+    def in_round(self) -> bool:
+        """True if some but not all local virtual workers have had their turn."""
+        return 0 <= self._turn < len(self._session.engine.order)
+
+    def __iter__(self) -> "Pass":
+        return self
+
+    def __next__(self) -> Any:
+        session, loader, order = self._session, self._loader, self._session.engine.order
+        if self._turn == len(order):
+            self.complete_round()
+        if self._turn < 0:
+            if session.finishing or loader.index >= len(loader):
+                self.end(completed=loader.index >= len(loader))
+                raise StopIteration
+            session.begin_round()
+            self._turn = 0
+        v = order[self._turn]
+        session.engine.enter(v)
+        batch = loader.feed.take(v, loader.index)
+        self._turn += 1
+        return batch
+
+    def complete_round(self) -> None:
+        """Every local virtual worker has had its turn."""
+        self._turn = -1
+        self._session.engine.end_round()
+        self._loader.index += 1
+        self._session.end_round()
+
+    def end(self, completed: bool) -> None:
+        self.ended = True
+        if completed:
+            self._loader.passes += 1
+        self.account()
+        self._loader.feed.close()
+        self._session.leave_pass(completed)
+
+    def account(self) -> None:
+        """Reports the batches that were trained on in this pass by this worker."""
+        loader = self._loader
+        for v in self._session.engine.order:
+            seen = sum(loader.feed.sample_count(v, b) for b in range(self._first, loader.index))
+            expected = sum(loader.feed.sample_count(v, b) for b in range(len(loader)))
+            self._session.events.emit(
+                "samples",
+                loader=loader.number,
+                epoch=self._session.epoch,
+                virtual=v,
+                first=self._first,
+                end=loader.index,
+                batches=len(loader),
+                seen=seen,
+                expected=expected,
+            )
+        self._first = loader.index
+
+
+def check_whole_round(current: Pass | None) -> None:
+    """Called when a loop over a loader was left by `break`."""
+    if current is not None and current.in_round:
+        raise UsageError(
+            "the loop over the loader was left in the middle of a step, before every virtual worker had its turn: "
+            "use session.stop(reason) to end training after a step"
+        )

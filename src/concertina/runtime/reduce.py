@@ -1,0 +1,313 @@
+"""Summing the virtual workers' gradients in DDP's own order, whatever the number of workers.
+
+A reducer is made for one bucket layout and one placement. Per step it hands out the memory for every virtual
+worker's (already scaled) bucket, is told when a bucket is complete, and at the end returns the sums, which are the
+same on every worker:
+
+* `LocalFold`         one worker: folds while the virtual workers run, with (P+1)/2 gradients of memory
+* `NativeAllReduce`   as many workers as virtual workers: gloo's own all-reduce, as DDP calls it
+* `VirtualRing`       anything between: DDP's logical ring, in which a hop inside a process is an addition in memory
+
+`gloo_contexts.py` has a fourth that emulates nothing: it opens P gloo contexts in W processes.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from concertina.core.placement import VirtualPlacement
+from concertina.runtime.buckets import BucketLayout
+from concertina.runtime.group import Group
+from concertina.runtime.ring_order import Chunk, chunk_elements, ring_chunks
+
+PIECE_BYTES = 1 << 21  # unit in which running sums travel: large enough to be cheap, small enough to overlap
+
+
+class Reducer(Protocol):
+    """What the engine needs of a reduction."""
+
+    name: str
+    order: tuple[int, ...]  # local virtual workers in the order in which they should run
+
+    def buffer(self, virtual_worker: int, bucket: int) -> Tensor:
+        """Memory for the scaled gradients of `bucket`; valid until `ready` is called for it."""
+
+    def ready(self, virtual_worker: int, bucket: int) -> None:
+        """The buffer is filled."""
+
+    def finish(self) -> list[Tensor]:
+        """The sum of each bucket, valid until the next step's first `ready`."""
+
+
+class LocalFold:
+    """All virtual workers in one process, summed as they come.
+
+    They run in the order P-1, ..., 0. Seen from virtual worker v, the chunks of a bucket fall into contiguous ranges:
+    chunk v+1 starts with v's term; chunks after it, and chunk 0, have begun and take v's term now; chunks 1..v must
+    wait until 0 has been added, so v's part of them is put aside.
+    """
+
+    name = "streaming fold"
+
+    def __init__(self, layout: BucketLayout, virtual: int) -> None:
+        self._virtual = virtual
+        self.order = tuple(reversed(range(virtual)))
+        self._sums = [layout.new_flat(b) for b in range(len(layout.buckets))]
+        self._edges = [_chunk_edges(flat, virtual) for flat in self._sums]
+        self._filling: dict[int, Tensor] = {}  # scratch memory of the buckets that are being filled
+        self._free: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        self._room = max(flat.numel() for flat in self._sums)
+        self._aside = [self._put_aside_memory(b) for b in range(len(self._sums))]
+
+    def _put_aside_memory(self, bucket: int) -> list[Tensor | None]:
+        edges, like = self._edges[bucket], self._sums[bucket]
+        sizes = [edges[v + 1] - edges[1] for v in range(self._virtual)]
+        return [like.new_empty(n) if n > 0 else None for n in sizes]
+
+    def buffer(self, virtual_worker: int, bucket: int) -> Tensor:
+        total = self._sums[bucket]
+        if self._virtual == 1:
+            return total  # a single term is the sum
+        if bucket not in self._filling:
+            free = self._free.setdefault((total.dtype, total.device), [])
+            self._filling[bucket] = free.pop() if free else total.new_empty(self._room)
+        return self._filling[bucket][: total.numel()]
+
+    def ready(self, virtual_worker: int, bucket: int) -> None:
+        if self._virtual == 1:
+            return
+        v, total, edges = virtual_worker, self._sums[bucket], self._edges[bucket]
+        scratch = self._filling.pop(bucket)
+        term, aside = scratch[: total.numel()], self._aside[bucket][v]
+        if aside is not None:
+            aside.copy_(term[edges[1] : edges[v + 1]])
+        if v == self._virtual - 1:
+            total[: edges[1]].copy_(term[: edges[1]])
+        else:
+            total[edges[v + 1] : edges[v + 2]].copy_(term[edges[v + 1] : edges[v + 2]])
+            total[edges[v + 2] :].add_(term[edges[v + 2] :])
+            total[: edges[1]].add_(term[: edges[1]])
+        self._free[total.dtype, total.device].append(scratch)
+
+    def finish(self) -> list[Tensor]:
+        for total, edges, aside in zip(self._sums, self._edges, self._aside, strict=True):
+            for v in range(self._virtual - 1, 0, -1):
+                part = aside[v]
+                if part is not None:
+                    total[edges[1] : edges[v + 1]].add_(part)
+        return self._sums
+
+
+class NativeAllReduce:
+    """One virtual worker per worker: exactly the call that DDP makes, started as soon as a bucket is complete."""
+
+    name = "native all-reduce"
+
+    def __init__(self, layout: BucketLayout, group: Group) -> None:
+        self.order: tuple[int, ...] = (group.rank,)
+        self._group = group
+        self._flats = [layout.new_flat(b) for b in range(len(layout.buckets))]
+        self._works: list[Any] = []
+
+    def buffer(self, virtual_worker: int, bucket: int) -> Tensor:
+        return self._flats[bucket]
+
+    def ready(self, virtual_worker: int, bucket: int) -> None:
+        self._works.append(self._group.sum_async(self._flats[bucket]))
+
+    def finish(self) -> list[Tensor]:
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+        return self._flats
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A running sum's stay at one worker: the terms it collects there, where it comes from and goes to."""
+
+    step: int  # 0 for the first worker on the way
+    terms: tuple[int, ...]
+    source: int | None
+    target: int | None  # None: the sum is complete
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a bucket that travels as one message."""
+
+    tag: int
+    lo: int
+    hi: int
+    visits: tuple[Visit, ...]  # at this worker, in order
+    owner: int  # where the sum is complete
+
+
+TAGS_PER_PIECE = 256  # visits of one piece (at most P + 1, so P <= 254), and one for handing round the result
+ALL_GATHER_TAG = TAGS_PER_PIECE - 1
+
+
+def plan_pieces(chunks: tuple[Chunk, ...], placement: VirtualPlacement, worker: int, piece: int) -> list[Piece]:
+    """Cuts the chunks into pieces of at most `piece` elements, with the stays each has at `worker`."""
+    host = {v: w for w, block in enumerate(placement.workers) for v in block}
+    pieces: list[Piece] = []
+    for chunk in chunks:
+        stays: list[tuple[int, list[int]]] = []
+        for v in chunk.order:
+            if stays and stays[-1][0] == host[v]:
+                stays[-1][1].append(v)
+            else:
+                stays.append((host[v], [v]))
+        visits = tuple(
+            Visit(
+                s,
+                tuple(terms),
+                stays[s - 1][0] if s else None,
+                stays[s + 1][0] if s + 1 < len(stays) else None,
+            )
+            for s, (where, terms) in enumerate(stays)
+            if where == worker
+        )
+        for lo in range(chunk.lo, chunk.hi, piece):
+            hi = min(lo + piece, chunk.hi)
+            pieces.append(Piece(len(pieces), lo, hi, visits, stays[-1][0]))
+    return pieces
+
+
+class VirtualRing:
+    """DDP's ring of P ranks walked by W processes.
+
+    A chunk's running sum visits the workers of virtual workers c-1, c-2, ..., c; consecutive virtual workers of one
+    worker are folded in one visit. Complete sums are then handed round a ring of workers. A worker never sends more
+    than it would under DDP with P processes.
+
+    Sums travel in the result's own memory: what arrives for a stretch can only arrive after everything sent from it
+    has been received, so no second buffer is needed.
+    """
+
+    name = "virtual ring"
+
+    def __init__(
+        self, layout: BucketLayout, placement: VirtualPlacement, group: Group, piece_bytes: int = PIECE_BYTES
+    ) -> None:
+        self._group = group
+        self._left = (group.rank - 1) % group.size
+        self._right = (group.rank + 1) % group.size
+        self.order = tuple(sorted(placement.workers[group.rank], reverse=True))
+        buckets = range(len(layout.buckets))
+        self._on_gpu = [layout.params[layout.buckets[b][0]].is_cuda for b in buckets]
+        self._terms = {v: [layout.new_flat(b, self._on_gpu[b]) for b in buckets] for v in self.order}
+        self._sums = [layout.new_flat(b, self._on_gpu[b]) for b in buckets]
+        self._device_flats = [layout.new_flat(b) if self._on_gpu[b] else None for b in buckets]
+        self._plans = [self._plan(flat, placement, piece_bytes) for flat in self._sums]
+        self._first_tag = [0]
+        for plan in self._plans:
+            self._first_tag.append(self._first_tag[-1] + len(plan))
+        self._sends: list[Any] = []
+        self._arrivals: dict[int, Any] = {}
+        self._copied: dict[int, Any] = {}
+        self.bytes_sent = 0
+
+    def _plan(self, flat: Tensor, placement: VirtualPlacement, piece_bytes: int) -> list[Piece]:
+        chunks = ring_chunks(flat.numel(), placement.virtual, flat.element_size())
+        return plan_pieces(chunks, placement, self._group.rank, max(1, piece_bytes // flat.element_size()))
+
+    def buffer(self, virtual_worker: int, bucket: int) -> Tensor:
+        device_flat = self._device_flats[bucket]
+        return self._terms[virtual_worker][bucket] if device_flat is None else device_flat
+
+    def ready(self, virtual_worker: int, bucket: int) -> None:
+        device_flat = self._device_flats[bucket]
+        if device_flat is not None:
+            self._terms[virtual_worker][bucket].copy_(device_flat, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._copied[bucket] = event
+        if virtual_worker == self.order[-1]:
+            self._open(bucket)
+
+    def _open(self, bucket: int) -> None:
+        """All local terms are there: expect what will come, and send off the sums that start here."""
+        if bucket in self._copied:
+            self._copied.pop(bucket).synchronize()
+        total = self._sums[bucket]
+        for piece in self._plans[bucket]:
+            for visit in piece.visits:
+                if visit.source is not None:
+                    self._expect(bucket, piece, visit.step, visit.source, total)
+            if piece.owner != self._group.rank:
+                self._expect(bucket, piece, ALL_GATHER_TAG, self._left, total)
+        for piece in self._plans[bucket]:
+            if piece.visits and piece.visits[0].step == 0:
+                self._add_terms_and_send(bucket, piece, piece.visits[0], total)
+
+    def _tag(self, bucket: int, piece: Piece, step: int) -> int:
+        return (self._first_tag[bucket] + piece.tag) * TAGS_PER_PIECE + step
+
+    def _expect(self, bucket: int, piece: Piece, step: int, source: int, total: Tensor) -> None:
+        tag = self._tag(bucket, piece, step)
+        self._arrivals[tag] = self._group.pg.recv([total[piece.lo : piece.hi]], source, tag)
+
+    def _send(self, bucket: int, piece: Piece, step: int, target: int, data: Tensor) -> None:
+        self._sends.append(self._group.pg.send([data], target, self._tag(bucket, piece, step)))
+        self.bytes_sent += data.numel() * data.element_size()
+
+    def _add_terms_and_send(self, bucket: int, piece: Piece, visit: Visit, total: Tensor) -> None:
+        lo, hi = piece.lo, piece.hi
+        terms = [self._terms[v][bucket][lo:hi] for v in visit.terms]
+        running = total[lo:hi]
+        if visit.step > 0:
+            for term in terms:
+                running.add_(term)
+        elif len(terms) == 1:
+            running = terms[0] if visit.target is not None else running.copy_(terms[0])
+        else:
+            torch.add(terms[0], terms[1], out=running)
+            for term in terms[2:]:
+                running.add_(term)
+        if visit.target is not None:
+            self._send(bucket, piece, visit.step + 1, visit.target, running)
+        else:
+            self._send(bucket, piece, ALL_GATHER_TAG, self._right, running)
+
+    def finish(self) -> list[Tensor]:
+        deepest = max((v.step for plan in self._plans for p in plan for v in p.visits), default=0)
+        for step in range(1, deepest + 1):
+            for bucket, plan in enumerate(self._plans):
+                for piece in plan:
+                    for visit in piece.visits:
+                        if visit.step == step:
+                            self._arrivals.pop(self._tag(bucket, piece, step)).wait()
+                            self._add_terms_and_send(bucket, piece, visit, self._sums[bucket])
+        self._pass_on_results()
+        for work in self._sends:
+            work.wait()
+        self._sends.clear()
+        return [self._result(b) for b in range(len(self._sums))]
+
+    def _pass_on_results(self) -> None:
+        """Complete sums go round the ring of workers, in the order of distance from their owners."""
+        size, rank = self._group.size, self._group.rank
+        for distance in range(1, size):
+            owner = (rank - distance) % size
+            for bucket, plan in enumerate(self._plans):
+                for piece in plan:
+                    if piece.owner == owner:
+                        self._arrivals.pop(self._tag(bucket, piece, ALL_GATHER_TAG)).wait()
+                        if self._right != owner:
+                            part = self._sums[bucket][piece.lo : piece.hi]
+                            self._send(bucket, piece, ALL_GATHER_TAG, self._right, part)
+
+    def _result(self, bucket: int) -> Tensor:
+        device_flat = self._device_flats[bucket]
+        if device_flat is None:
+            return self._sums[bucket]
+        return device_flat.copy_(self._sums[bucket], non_blocking=True)
+
+
+def _chunk_edges(flat: Tensor, virtual: int) -> list[int]:
+    """Element offsets of the P chunks of a bucket: chunk c is [edges[c], edges[c+1])."""
+    size = chunk_elements(flat.numel(), virtual, flat.element_size())
+    return [min(c * size, flat.numel()) for c in range(virtual + 1)]

@@ -1,0 +1,60 @@
+"""The random state of one virtual worker: Python, NumPy, torch on the CPU and on the GPU in use."""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RandomState:
+    """A snapshot of every generator that user code draws from without naming one."""
+
+    python: Any
+    numpy: Any
+    torch_cpu: Tensor
+    torch_cuda: Tensor | None
+
+    @classmethod
+    def capture(cls) -> "RandomState":
+        cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda)
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.torch_cpu)
+        if self.torch_cuda is not None and torch.cuda.is_initialized():
+            torch.cuda.set_rng_state(self.torch_cuda)
+
+    def state(self) -> dict[str, Any]:
+        """Plain values and tensors only, so that a checkpoint loads without executing code."""
+        version, words, gauss = self.python
+        name, keys, position, has_gauss, cached = self.numpy
+        return {
+            "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+            "numpy": [name, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
+            "torch_cpu": self.torch_cpu,
+            "torch_cuda": self.torch_cuda,
+        }
+
+    @classmethod
+    def load(cls, state: dict[str, Any]) -> "RandomState":
+        version, words, gauss = state["python"]
+        name, keys, position, has_gauss, cached = state["numpy"]
+        return cls(
+            (version, tuple(words.tolist()), gauss),
+            (name, keys.numpy().astype(np.uint32), position, has_gauss, cached),
+            state["torch_cpu"],
+            state["torch_cuda"],
+        )
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, NumPy and torch (with the GPU) as a rank of a DDP script would."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

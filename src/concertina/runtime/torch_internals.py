@@ -1,0 +1,53 @@
+"""The parts of torch we use that torch does not call public. All of it is here, so that a new torch release
+has one file to be checked against."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+from torch.utils.data._utils import worker as _data_worker
+
+FIRST_BUCKET_BYTES: int = c10d._DEFAULT_FIRST_BUCKET_BYTES  # DDP closes its first bucket at this size
+
+
+def assign_buckets(
+    tensors: Sequence[Tensor], limits: list[int], indices: Sequence[int] | None = None
+) -> list[list[int]]:
+    """DDP's own cutting of parameters into buckets: tensor indices by bucket."""
+    dense = [False] * len(tensors)
+    if indices is None:
+        buckets, _ = c10d._compute_bucket_assignment_by_size(list(tensors), limits, dense)
+    else:
+        buckets, _ = c10d._compute_bucket_assignment_by_size(list(tensors), limits, dense, list(indices))
+    return [list(bucket) for bucket in buckets]
+
+
+def gloo_group(rendezvous: str, rank: int, size: int, timeout: timedelta, threads: int) -> Any:
+    """A gloo process group on the loopback interface, outside torch's registry of groups."""
+    gloo: Any = c10d.ProcessGroupGloo
+    store = c10d.FileStore(rendezvous, size)
+    store.set_timeout(timeout)
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname="127.0.0.1", lazy_init=False)]
+    options._timeout = timeout
+    options._threads = threads
+    return gloo(store, rank, size, options)
+
+
+def call_after_backward(function: Callable[[], None]) -> None:
+    """Runs `function` when the backward pass in progress has ended, before backward() returns."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def numpy_seed_of_data_worker(base_seed: int, worker: int) -> Any:
+    """What a DataLoader worker process seeds NumPy with."""
+    return _data_worker._generate_state(base_seed, worker)
+
+
+def set_data_worker_info(worker: int, workers: int, seed: int, dataset: Any) -> None:
+    """What `torch.utils.data.get_worker_info()` answers in this process."""
+    info = _data_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
+    _data_worker._worker_info = info

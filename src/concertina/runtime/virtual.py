@@ -1,0 +1,508 @@
+"""Virtual workers: P slices of the global batch, run one after another by however many workers there are.
+
+The engine hangs on the model's own hooks. While a virtual worker's turn lasts, its random state, buffers and
+accumulated gradients are the live ones; a hook takes each gradient out as it appears and lays it into the bucket.
+At the end of the last local virtual worker's backward the buckets are summed, so that from there on the user's code
+(clipping, scaler, optimizer) sees what it would see under DistributedDataParallel.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from concertina.core.errors import UnsupportedScript, UsageError
+from concertina.core.placement import VirtualPlacement
+from concertina.runtime.buckets import BucketLayout, DdpOptions
+from concertina.runtime.buffers import FlatBuffers, Saved
+from concertina.runtime.group import Group
+from concertina.runtime.reduce import Reducer
+from concertina.runtime.rng import RandomState, seed_everything
+from concertina.runtime.torch_internals import call_after_backward
+
+MakeReducer = Callable[[BucketLayout], Reducer]
+
+
+@dataclass(slots=True)
+class VirtualContext:
+    """What belongs to one virtual worker alone. Everything else is shared and equal on all workers."""
+
+    random: RandomState
+    buffers: Saved
+    grads: list[Tensor | None] | None = None  # accumulated under no_sync, not yet reduced
+    in_bucket: list[bool] | None = None  # which of these DDP would have accumulated in the bucket's own memory
+    used: list[bool] = field(default_factory=list)  # parameters that had a gradient since the last reduction
+
+
+@dataclass(slots=True)
+class Turn:
+    """One pass of the loop body by one virtual worker."""
+
+    virtual_worker: int
+    is_last: bool
+    syncs_buffers_next: bool  # DDP's require_forward_param_sync
+    forwards: int = 0
+    sync: bool | None = None  # whether the last forward was a synchronising one
+    ready: set[int] = field(default_factory=set)  # parameters whose gradient was taken out
+    ready_order: list[int] = field(default_factory=list)
+    backward_done: bool = False
+    stepped: bool = False
+    cleared_by: set[int] = field(default_factory=set)  # optimizers that set gradients to None before backward
+
+
+class InertHook:
+    """What a hook of ours becomes in a copy of the model: nothing."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+class ModelHook:
+    """A forward hook that does not follow the model into copies and pickles (an EMA copy must not train)."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self._function(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
+        return InertHook()
+
+    def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
+        return InertHook, ()
+
+
+class VirtualEngine:
+    """The virtual workers of one worker, for one model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: DdpOptions,
+        placement: VirtualPlacement,
+        worker: int,
+        group: Group | None,
+        make_reducer: MakeReducer,
+    ) -> None:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.model = model
+        self.names = [name for name, _ in named]
+        self.params = [p for _, p in named]
+        self.options = options
+        self.virtual = placement.virtual
+        self.placement = placement
+        self.group = group
+        self.layout = BucketLayout.initial(self.params, options)
+        self.buffers = FlatBuffers(model)
+        self.contexts: dict[int, VirtualContext] = {}
+        self.turn: Turn | None = None
+        self.last_turn: Turn | None = None  # of the current round, kept for checks and records
+        self.sync_allowed = True  # false inside no_sync()
+        self.syncs_buffers = True  # DDP's flag, as it stands before the coming round
+        self.step_done = False  # the current round has reduced its gradients
+        self.optimizers = 0
+        self.covers_all_params = False
+        self.observer: Callable[[int, int, Tensor], None] | None = None  # (virtual worker, parameter, gradient)
+        self.on_leave: Callable[[Turn], None] | None = None
+        self._make_reducer = make_reducer
+        self._reducer = make_reducer(self.layout)
+        self._stale_reducer = False
+        self._bucket_of: list[tuple[int, int]] = []
+        self._pending: list[int] = []
+        self._filling: dict[int, list[Tensor]] = {}  # views of the buckets that this turn is filling
+        self._views: dict[tuple[int, int], list[Tensor]] = {}  # by (address, bucket)
+        self._first_order: list[int] = []  # in which virtual worker 0's gradients became ready
+        self._static_usage: list[bool] | None = None
+        self._base: list[Tensor | None] | None = None  # gradients that the last step left to all virtual workers
+        self._handed: list[Tensor | None] | None = None  # this turn's copy of them
+        self._clears_first = False  # the script sets gradients to None before every backward
+        self._must_clear = False
+        self._synced_buffers: Saved | None = None
+        self._place_params()
+        self._install_hooks()
+
+    # -- set-up ------------------------------------------------------------------------------------------------------
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Local virtual workers in the order of their turns."""
+        return self._reducer.order
+
+    @property
+    def reducer(self) -> Reducer:
+        return self._reducer
+
+    def _install_hooks(self) -> None:
+        self.model.register_forward_pre_hook(ModelHook(self._before_forward))
+        self.model.register_forward_hook(ModelHook(self._after_forward))
+        for i, param in enumerate(self.params):
+            param.register_post_accumulate_grad_hook(partial(self._on_grad, i))
+
+    def _place_params(self) -> None:
+        """Where each parameter lies in the layout: (bucket, position in it)."""
+        self._bucket_of = [(-1, -1)] * len(self.params)
+        for b, members in enumerate(self.layout.buckets):
+            for k, i in enumerate(members):
+                self._bucket_of[i] = (b, k)
+        self._views = {}
+
+    def start(self, random: RandomState) -> None:
+        """Every local virtual worker begins with this random state and the model's buffers."""
+        for v in self.order:
+            self.contexts[v] = VirtualContext(random, self.buffers.copy(), used=[False] * len(self.params))
+
+    # -- outside the loop: code runs as the first local virtual worker, on the main worker as virtual worker 0 -------
+
+    @property
+    def _home(self) -> VirtualContext:
+        return self.contexts[min(self.contexts)]
+
+    def go_outside(self) -> None:
+        self._home.random.restore()
+        self.buffers.load_from(self._home.buffers)
+
+    def come_inside(self) -> None:
+        self._home.random = RandomState.capture()
+        self.buffers.save_to(self._home.buffers)
+
+    @contextlib.contextmanager
+    def as_virtual_worker(self, v: int) -> Iterator[None]:
+        """Draw random numbers in v's name, between rounds."""
+        self.contexts[v].random.restore()
+        yield
+        self.contexts[v].random = RandomState.capture()
+
+    def seed(self, seed: int) -> None:
+        if self.turn is not None:
+            raise UsageError("session.seed() inside the loop body: call it before the loop")
+        for v in self.order:
+            seed_everything(seed + v)
+            self.contexts[v].random = RandomState.capture()
+        self._home.random.restore()
+
+    # -- rounds: one turn of every local virtual worker --------------------------------------------------------------
+
+    def begin_round(self) -> None:
+        if self._stale_reducer:
+            self._reducer = self._make_reducer(self.layout)
+            self._place_params()
+            self._stale_reducer = False
+        if self.last_turn is None or self.step_done:
+            self._keep_base()
+        if self.syncs_buffers and self.options.broadcast_buffers and self.buffers:
+            self._synced_buffers = self._buffers_of_first()
+        else:
+            self._synced_buffers = None
+        self.step_done = False
+        self.last_turn = None
+
+    def _keep_base(self) -> None:
+        """What the user left in `.grad` after a step is where every virtual worker's next accumulation starts."""
+        left = [p.grad for p in self.params]
+        self._base, self._must_clear = None, False
+        if all(g is None for g in left):
+            return
+        if self._clears_first:
+            self._must_clear = True
+        else:
+            self._base = [None if g is None else g.detach().clone() for g in left]
+        for p in self.params:
+            p.grad = None
+
+    def _buffers_of_first(self) -> Saved:
+        """The buffers of virtual worker 0, which DDP gives to everybody before a forward."""
+        home = self.placement.host(0)
+        if self.group is None:
+            return self.contexts[0].buffers
+        own = self.contexts[0].buffers if self.group.rank == home else next(iter(self.contexts.values())).buffers
+        received = (
+            [t.cpu() for t in own] if self.group.rank == home else [torch.empty_like(t, device="cpu") for t in own]
+        )
+        works = [self.group.broadcast_async(t, home) for t in received]
+        for work in works:
+            work.wait()
+        return [t.to(like.device) for t, like in zip(received, own, strict=True)]
+
+    def enter(self, virtual_worker: int) -> None:
+        """Begins a turn."""
+        self.leave()
+        context = self.contexts[virtual_worker]
+        context.random.restore()
+        self.buffers.load_from(self._synced_buffers or context.buffers)
+        self._handed = None
+        if context.grads is not None:
+            marks = context.in_bucket or [False] * len(self.params)
+            self._handed = [g if mark else None for g, mark in zip(context.grads, marks, strict=True)]
+            for p, g in zip(self.params, context.grads, strict=True):
+                p.grad = g
+            context.grads = context.in_bucket = None
+        elif self._base is not None:
+            self._handed = [None if g is None else g.clone() for g in self._base]
+            for p, g in zip(self.params, self._handed, strict=True):
+                p.grad = g
+        self._pending = [len(members) for members in self.layout.buckets]
+        self._filling = {}
+        self.turn = Turn(virtual_worker, virtual_worker == self.order[-1], self.syncs_buffers)
+
+    def leave(self) -> None:
+        """Ends the turn in progress, if any."""
+        turn, self.turn = self.turn, None
+        if turn is None:
+            return
+        if turn.sync and not turn.backward_done:
+            raise UnsupportedScript(
+                f"virtual worker {turn.virtual_worker} called the model with gradients on but ended its turn without "
+                "a backward(); run such forwards under torch.no_grad()"
+            )
+        context = self.contexts[turn.virtual_worker]
+        context.random = RandomState.capture()
+        self.buffers.save_to(context.buffers)
+        self._check_same_kind(turn)
+        if not turn.backward_done:
+            self._keep_accumulated(context)
+        self.last_turn = turn
+        if self.on_leave is not None:
+            self.on_leave(turn)
+
+    def _keep_accumulated(self, context: VirtualContext) -> None:
+        grads = [p.grad for p in self.params]
+        if any(g is not None for g in grads):
+            context.grads = grads
+            context.in_bucket = [g is not None and self._lives_in_bucket(i, g) for i, g in enumerate(grads)]
+        for p in self.params:
+            p.grad = None
+
+    def end_round(self) -> None:
+        self.leave()
+        if self.last_turn is not None:
+            self.syncs_buffers = self.last_turn.syncs_buffers_next
+
+    def _check_same_kind(self, turn: Turn) -> None:
+        other = self.last_turn
+        if other is not None and (other.sync, other.backward_done) != (turn.sync, turn.backward_done):
+            raise UnsupportedScript(
+                f"virtual workers {other.virtual_worker} and {turn.virtual_worker} of one step disagree on whether "
+                "gradients are synchronised; count with loader.index instead of enumerate(), whose count runs on "
+                "over virtual workers"
+            )
+
+    # -- forward -----------------------------------------------------------------------------------------------------
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        turn = self.turn
+        if turn is None:
+            return
+        if turn.stepped and torch.is_grad_enabled():
+            raise UnsupportedScript(
+                "the model is used for training again after optimizer.step() in the same loop body: virtual workers "
+                "that ran earlier have not seen that update. Put each optimizer step into a loop body of its own"
+            )
+        if turn.backward_done and torch.is_grad_enabled() and self.sync_allowed:
+            raise UnsupportedScript(
+                "a second synchronising forward in one loop body: put all but the last forward and backward of a body "
+                "under session.no_sync()"
+            )
+        repeats = turn.forwards > 0 and turn.syncs_buffers_next
+        if repeats and self._synced_buffers is not None and not self._buffers_unchanged():
+            raise UnsupportedScript(
+                "the model is called twice in one loop body and changes its buffers: DDP would broadcast them in "
+                "between. Pass broadcast_buffers=False to prepare(), or call the model once per body"
+            )
+
+    def _buffers_unchanged(self) -> bool:
+        self.buffers.adopt_reassigned()
+        assert self._synced_buffers is not None
+        return all(torch.equal(a, b) for a, b in zip(self.buffers.flats, self._synced_buffers, strict=True))
+
+    def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        turn = self.turn
+        if turn is None:
+            return
+        turn.forwards += 1
+        turn.syncs_buffers_next = torch.is_grad_enabled() and self.sync_allowed
+        if torch.is_grad_enabled():
+            turn.sync = self.sync_allowed
+
+    # -- backward ----------------------------------------------------------------------------------------------------
+
+    def _on_grad(self, index: int, param: Tensor) -> None:
+        """Autograd has just accumulated into `param.grad`."""
+        turn = self.turn
+        if turn is None:
+            return
+        self.contexts[turn.virtual_worker].used[index] = True
+        if not turn.sync:
+            if turn.sync is None:
+                raise UnsupportedScript(
+                    "gradients arrived although the prepared model was not called in this loop body: call model(...) "
+                    "itself, not one of its methods or parts, as DistributedDataParallel requires too"
+                )
+            return
+        if not turn.ready:
+            self._first_grad(turn)
+        if index in turn.ready:
+            raise UnsupportedScript(
+                f"parameter {self.names[index]} got its gradient twice in one loop body (a second backward, or "
+                "reentrant activation checkpointing); use one backward per body and use_reentrant=False"
+            )
+        turn.ready.add(index)
+        turn.ready_order.append(index)
+        self._take(turn.virtual_worker, index, param)
+
+    def _first_grad(self, turn: Turn) -> None:
+        if turn.backward_done:
+            raise UnsupportedScript("a second backward() in one loop body: add the losses up and call it once")
+        if self._must_clear and not self._all_cleared(turn):
+            raise UnsupportedScript(
+                "earlier steps called optimizer.zero_grad() before backward(), this one did not: call it in every body"
+            )
+        call_after_backward(self._on_backward_end)
+
+    def _all_cleared(self, turn: Turn) -> bool:
+        return self.covers_all_params and len(turn.cleared_by) == self.optimizers
+
+    def _take(self, v: int, index: int, param: Tensor) -> None:
+        """Moves a gradient, scaled as DDP scales it, from the parameter into its bucket."""
+        grad = param.grad
+        bucket, position = self._bucket_of[index]
+        views = self._filling.get(bucket) or self._open_bucket(v, bucket)
+        view = views[position]
+        if grad is None:
+            view.zero_()
+        else:
+            if grad.requires_grad:
+                raise UnsupportedScript("backward(create_graph=True) gives gradients that cannot be taken out")
+            if grad.layout is not torch.strided:
+                raise UnsupportedScript(
+                    f"parameter {self.names[index]} has a sparse gradient; make its module with sparse=False"
+                )
+            if self._lives_in_bucket(index, grad):
+                torch.div(grad, self.virtual, out=view)
+            else:
+                torch.mul(grad, 1.0 / self.virtual, out=view)
+            if self.observer is not None:
+                self.observer(v, index, grad)
+            param.grad = None
+        self._pending[bucket] -= 1
+        if self._pending[bucket] == 0:
+            self._reducer.ready(v, bucket)
+
+    def _open_bucket(self, v: int, bucket: int) -> list[Tensor]:
+        memory = self._reducer.buffer(v, bucket)
+        key = (memory.data_ptr(), bucket)
+        if key not in self._views:
+            self._views[key] = self.layout.views(bucket, memory)
+        self._filling[bucket] = self._views[key]
+        return self._views[key]
+
+    def _lives_in_bucket(self, index: int, grad: Tensor) -> bool:
+        """DDP divides instead of multiplying where the gradient already is the bucket's own memory."""
+        return self.options.gradient_as_bucket_view and self._handed is not None and grad is self._handed[index]
+
+    def _on_backward_end(self) -> None:
+        turn = self.turn
+        assert turn is not None
+        missing = [i for i in range(len(self.params)) if i not in turn.ready]
+        if missing and not self.options.tracks_usage:
+            names = ", ".join(self.names[i] for i in missing[:5]) + (" ..." if len(missing) > 5 else "")
+            raise UnsupportedScript(
+                f"{len(missing)} parameters got no gradient ({names}); if that is meant, pass "
+                "find_unused_parameters=True to prepare(), or freeze them with requires_grad_(False)"
+            )
+        for i in missing:
+            self._take(turn.virtual_worker, i, self.params[i])
+        turn.backward_done = True
+        if turn.virtual_worker == 0:
+            self._first_order = turn.ready_order + missing
+        if self._all_cleared(turn):
+            self._clears_first = True
+        if turn.is_last:
+            self._reduce()
+
+    def _reduce(self) -> None:
+        results = self._reducer.finish()
+        used = self._usage()
+        for b, flat in enumerate(results):
+            for i, view in zip(self.layout.buckets[b], self.layout.views(b, flat), strict=True):
+                if used is None or used[i]:
+                    self.params[i].grad = view
+                else:  # nobody used it: DDP leaves what was there
+                    self.params[i].grad = None if self._base is None else self._base[i]
+        if self.layout.wants_ready_order:
+            self.layout.rebuild(self._ready_order_of_first())
+            self._stale_reducer = True
+        self.layout.synced_steps += 1
+        self.step_done = True
+
+    def _usage(self) -> list[bool] | None:
+        """Which parameters got a gradient from any virtual worker; None if all must have."""
+        if not self.options.tracks_usage:
+            return None
+        if self._static_usage is not None:
+            return self._static_usage
+        counts = torch.zeros(len(self.params), dtype=torch.int32)
+        for context in self.contexts.values():
+            counts += torch.tensor(context.used, dtype=torch.int32)
+            context.used = [False] * len(self.params)
+        if self.group is not None:
+            self.group.sum(counts)
+        used = [n > 0 for n in counts.tolist()]
+        if self.options.static_graph:
+            self._static_usage = used
+        return used
+
+    def _ready_order_of_first(self) -> list[int]:
+        """The order in which virtual worker 0's gradients became ready in this step, on every worker."""
+        if self.group is None:
+            return self._first_order
+        order = torch.empty(len(self.params), dtype=torch.int32)
+        home = self.placement.host(0)
+        if self.group.rank == home:
+            order = torch.tensor(self._first_order, dtype=torch.int32)
+        self.group.broadcast(order, home)
+        return order.tolist()
+
+    # -- what a checkpoint holds -------------------------------------------------------------------------------------
+
+    def shared_state(self) -> dict[str, Any]:
+        """What is equal on all workers, apart from the user's own objects."""
+        return {
+            "layout": self.layout.state(),
+            "syncs_buffers": self.syncs_buffers,
+            "static_usage": self._static_usage,
+            "grads": [p.grad for p in self.params] if self.step_done else None,
+            "clears_first": self._clears_first,
+        }
+
+    def load_shared_state(self, state: dict[str, Any]) -> None:
+        self.layout.load(state["layout"])
+        self.syncs_buffers = state["syncs_buffers"]
+        self._static_usage = state["static_usage"]
+        self._clears_first = state["clears_first"]
+        for p, g in zip(self.params, state["grads"] or [None] * len(self.params), strict=True):
+            p.grad = None if g is None else g.to(p.device)
+        self._stale_reducer = True
+
+    def context_state(self, v: int) -> dict[str, Any]:
+        context = self.contexts[v]
+        return {
+            "random": context.random.state(),
+            "buffers": context.buffers,
+            "grads": context.grads,
+            "in_bucket": context.in_bucket,
+            "used": context.used,
+        }
+
+    def load_context(self, v: int, state: dict[str, Any]) -> None:
+        grads = state["grads"]
+        if grads is not None:
+            grads = [None if g is None else g.to(p.device) for g, p in zip(grads, self.params, strict=True)]
+        buffers = [t.to(flat.device) for t, flat in zip(state["buffers"], self.buffers.flats, strict=True)]
+        self.contexts[v] = VirtualContext(
+            RandomState.load(state["random"]), buffers, grads, state["in_bucket"], list(state["used"])
+        )
