@@ -160,7 +160,13 @@ Listener = Callable[[Mapping[str, object]], None]
 class Run:
     """Carries out what the machine commands until the job is over. Use as a context manager."""
 
-    def __init__(self, settings: RunSettings, listener: Listener = lambda event: None) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        listener: Listener = lambda event: None,
+        backend: LocalBackend | None = None,
+    ) -> None:
+        """`backend` lets several runs share one nursery; otherwise the run has its own."""
         self.settings = settings
         self.report = Report(virtual=settings.virtual)
         self._listener = listener
@@ -169,7 +175,10 @@ class Run:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         # Fresh for every run: a rendezvous that was used before would lead to addresses of the past.
         self._private_dir = Path(tempfile.mkdtemp(prefix=".generations-", dir=self.run_dir))
-        self._backend = LocalBackend.open(self.run_dir / "logs", settings.threads)
+        self._log_dir = self.run_dir / "logs"
+        self._log_dir.mkdir(exist_ok=True)
+        self._own_backend = backend is None
+        self._backend = backend or LocalBackend.open(self._log_dir, settings.threads)
         self._samples = SampleBook()
         self._resume = settings.resume
         self._last_step_at = 0.0
@@ -181,13 +190,16 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._backend.close()
+        if self._own_backend:
+            self._backend.close()
+        else:
+            self._backend.end_workers()
         shutil.rmtree(self._private_dir, ignore_errors=True)
         if self._own_dir:
             shutil.rmtree(self.run_dir, ignore_errors=True)
 
     def log_path(self, generation: int, worker: int) -> Path:
-        return self._backend.log_path(generation, worker)
+        return self._log_dir / f"generation-{generation}-worker-{worker}.log"
 
     def interrupt(self) -> None:
         """From a signal handler: stop at the next step boundary; asked a second time, at once."""
@@ -261,7 +273,8 @@ class Run:
                 record_dir=str(s.record_dir.resolve()) if s.record_dir else "",
             ).to_environ()
             del env["CONCERTINA_EVENTS_FD"]  # the nursery's own pipe
-            self._backend.start_worker(command.generation, worker, s.script.resolve(), s.args, env)
+            log = self.log_path(command.generation, worker)
+            self._backend.start_worker(command.generation, worker, s.script.resolve(), s.args, env, log)
         self._resume = handover
 
     # -- events --------------------------------------------------------------------------------------------------
@@ -335,9 +348,11 @@ def parse_changes(text: str) -> tuple[Change, ...]:
     return tuple(changes)
 
 
-def run(settings: RunSettings, listener: Listener = lambda event: None) -> Report:
+def run(
+    settings: RunSettings, listener: Listener = lambda event: None, backend: LocalBackend | None = None
+) -> Report:
     """Runs a job to its end; raises JobFailed if it does not end well."""
-    with Run(settings, listener) as job:
+    with Run(settings, listener, backend) as job:
         report = job.to_end()
         if report.exit:
             raise JobFailed(report.error, report.exit)

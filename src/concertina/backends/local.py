@@ -7,13 +7,13 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from concertina.core.errors import JobFailed
 from concertina.core.messages import decode
 
-READY_SECONDS = 120.0  # importing torch on a busy machine
 LEAVE_SECONDS = 10.0
 
 
@@ -53,11 +53,8 @@ class LocalBackend:
         os.set_blocking(read, False)
         return cls(nursery, read, log_dir)
 
-    def log_path(self, generation: int, worker: int) -> Path:
-        return self._log_dir / f"generation-{generation}-worker-{worker}.log"
-
     def start_worker(
-        self, generation: int, worker: int, script: Path, args: Sequence[str], env: Mapping[str, str]
+        self, generation: int, worker: int, script: Path, args: Sequence[str], env: Mapping[str, str], log: Path
     ) -> None:
         command = {
             "worker": worker,
@@ -66,7 +63,7 @@ class LocalBackend:
             "args": list(args),
             "env": dict(env),
             "cwd": os.getcwd(),
-            "log": str(self.log_path(generation, worker)),
+            "log": str(log),
         }
         assert self._nursery.stdin is not None
         try:
@@ -100,6 +97,13 @@ class LocalBackend:
         for pid in self._pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+    def end_workers(self) -> None:
+        """Kills workers that are still there and waits until they are gone."""
+        self.signal_workers(signal.SIGKILL)
+        patience = time.monotonic() + LEAVE_SECONDS
+        while self._pids and time.monotonic() < patience:
+            self.events(0.1)
 
     def close(self) -> None:
         """Ends everything that was started here."""

@@ -180,13 +180,12 @@ class Feed:
     def sample_count(self, v: int, batch: int) -> int:
         return len(self._cuts[v][batch])
 
-    def draws_base_seed(self) -> bool:
-        """Whether a new pass makes every virtual worker draw a seed, as a new DataLoader iterator does."""
-        return not (self.options.persistent_workers and self.base_seeds)
-
     def new_pass(self, v: int) -> None:
-        """Called under virtual worker v's random state at the start of a pass."""
-        if self.draws_base_seed():
+        """Called under virtual worker v's random state at the start of a pass.
+
+        A new DataLoader iterator draws a seed and starts its processes with it; persistent ones run on.
+        """
+        if not self.options.persistent_workers or v not in self.base_seeds:
             self.base_seeds[v] = int(torch.empty((), dtype=torch.int64).random_().item())
             for lane in [lane for lane in self.lanes if lane[0] == v]:
                 del self.lanes[lane]
@@ -274,7 +273,7 @@ def check_dataset(dataset: Any, options: LoaderOptions, virtual: int) -> None:
         )
 
 
-def _as_it_is(made: tuple[Any, LaneState]) -> tuple[Any, LaneState]:
+def _as_it_is(made: Any) -> Any:
     return made
 
 

@@ -46,12 +46,21 @@ def gate_optimizer(optimizer: Optimizer, engine: VirtualEngine) -> None:
         if turn is not None and set_to_none and not turn.backward_done:
             turn.cleared_by.add(number)
 
-    _replace(optimizer, "step", gated_step)
-    _replace(optimizer, "zero_grad", watched_zero_grad)
+    setattr(optimizer, "step", gated_step)  # noqa: B010 - mypy rightly objects to assigning a method
+    setattr(optimizer, "zero_grad", watched_zero_grad)  # noqa: B010
 
 
 def gate_scheduler(scheduler: LRScheduler, engine: VirtualEngine) -> None:
-    _gate(scheduler, "step", engine)
+    """A scheduler's state_dict is its whole __dict__, so its method is replaced in a class made for it instead."""
+    kind = type(scheduler)
+
+    @functools.wraps(kind.step)
+    def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        if engine.turn is None or engine.turn.is_last:
+            kind.step(self, *args, **kwargs)
+
+    members = {"step": step, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    scheduler.__class__ = type(kind.__name__, (kind,), members)
 
 
 def gate_scaler(scaler: GradScaler, engine: VirtualEngine) -> None:
@@ -68,8 +77,4 @@ def _gate(thing: object, method: str, engine: VirtualEngine) -> None:
             return original(*args, **kwargs)
         return None
 
-    _replace(thing, method, gated)
-
-
-def _replace(thing: object, method: str, function: Callable[..., Any]) -> None:
-    setattr(thing, method, function)
+    setattr(thing, method, gated)

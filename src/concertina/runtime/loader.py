@@ -93,6 +93,8 @@ class Pass:
         v = order[self._turn]
         session.engine.enter(v)
         batch = loader.feed.take(v, loader.index)
+        if session.recorder is not None:
+            session.recorder.saw_batch(batch, loader.feed.dataset)
         self._turn += 1
         return batch
 

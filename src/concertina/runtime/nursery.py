@@ -25,7 +25,7 @@ def die_with_parent() -> None:
 
 
 def import_what_workers_need() -> None:
-    """torch loads some of its parts on first use (every optimizer step needs its compiler package); do so once, here."""
+    """torch loads some parts on first use (an optimizer step needs its compiler package); do so once, here."""
     importlib.import_module("torch._dynamo")
     importlib.import_module("torch.utils.data")
 

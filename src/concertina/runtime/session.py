@@ -75,7 +75,7 @@ class Session:
         self._digest: ParameterDigest | None = None
         self._logged: dict[str, Any] = {}
         self._unsent: tuple[int, int, dict[str, Any]] | None = None
-        self._recorder: Recorder | None = None
+        self.recorder: Recorder | None = None
         self.events = EventPipe(env.events_fd, env.worker, env.generation)
         self.step = 0  # optimizer steps that are complete
         self.epoch = 0
@@ -163,7 +163,7 @@ class Session:
         self._prepared, self._engine = prepared, engine
         self._digest = ParameterDigest(engine.layout) if self._group is not None else None
         if self._env.record_dir:
-            self._recorder = Recorder(Path(self._env.record_dir), self._env, engine, prepared)
+            self.recorder = Recorder(Path(self._env.record_dir), self._env, engine, prepared)
         self.events.emit("prepared", reduction=engine.reducer.name, parameters=sum(p.numel() for p in engine.params))
         return things[0] if len(things) == 1 else things
 
@@ -275,8 +275,8 @@ class Session:
 
     def log(self, **values: Any) -> None:
         """Numbers of the current step; those of virtual worker 0 appear in the event stream."""
-        if self._recorder is not None and self._engine is not None and self._engine.turn is not None:
-            self._recorder.logged(self.rank, values)
+        if self.recorder is not None and self._engine is not None and self._engine.turn is not None:
+            self.recorder.logged(self.rank, values)
         if self.rank == 0:
             kept = {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
             self._logged.update(kept)
@@ -336,8 +336,8 @@ class Session:
         if stepped:
             self.step += 1
             self._send_step()
-            if self._recorder is not None:
-                self._recorder.stepped(self.step)
+            if self.recorder is not None:
+                self.recorder.stepped(self.step)
         self._act_on(self._agree(), stepped)
 
     def _agree(self) -> list[int]:
@@ -419,6 +419,8 @@ class Session:
             self._load(Path(self._env.resume))
         for hook in self._hooks:
             hook(self._env.generation, self._env.workers)
+        if self.recorder is not None:
+            self.recorder.began(self.step)
         if self._env.steps and self.step >= self._env.steps:
             self.finishing = True
         self.events.emit("training", step=self.step, epoch=self.epoch)
@@ -483,8 +485,8 @@ class Session:
         self._flush_step()
         for loader in self._loaders:
             loader.feed.shut_down()
-        if self._recorder is not None:
-            self._recorder.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
 
 def current() -> Session | None:

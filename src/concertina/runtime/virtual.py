@@ -108,7 +108,9 @@ class VirtualEngine:
         self.optimizers = 0
         self.covers_all_params = False
         self.observer: Callable[[int, int, Tensor], None] | None = None  # (virtual worker, parameter, gradient)
+        self.on_enter: Callable[[Turn], None] | None = None
         self.on_leave: Callable[[Turn], None] | None = None
+        self.on_reduced: Callable[[], None] | None = None  # gradients are summed, user code has not touched them
         self._make_reducer = make_reducer
         self._reducer = make_reducer(self.layout)
         self._stale_reducer = False
@@ -248,6 +250,8 @@ class VirtualEngine:
         self._pending = [len(members) for members in self.layout.buckets]
         self._filling = {}
         self.turn = Turn(virtual_worker, virtual_worker == self.order[-1], self.syncs_buffers)
+        if self.on_enter is not None:
+            self.on_enter(self.turn)
 
     def leave(self) -> None:
         """Ends the turn in progress, if any."""
@@ -438,6 +442,8 @@ class VirtualEngine:
             self._stale_reducer = True
         self.layout.synced_steps += 1
         self.step_done = True
+        if self.on_reduced is not None:
+            self.on_reduced()
 
     def _usage(self) -> list[bool] | None:
         """Which parameters got a gradient from any virtual worker; None if all must have."""

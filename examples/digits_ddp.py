@@ -1,0 +1,92 @@
+"""Handwritten digits: a small CNN with BatchNorm, dropout and random augmentation.
+
+    torchrun --nproc-per-node 4 examples/digits_ddp.py
+
+The plain DistributedDataParallel twin of digits.py: `diff examples/digits_ddp.py examples/digits.py`.
+"""
+
+import argparse
+
+import torch
+from sklearn.datasets import load_digits
+from torch import distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.lr_scheduler import OneCycleLR
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+TRAIN = 1437  # images to learn from; the other 360 are for testing
+
+
+class Digits(Dataset):
+    """8x8 images that shift by a pixel and get some noise whenever they are looked at."""
+
+    def __init__(self):
+        images, labels = load_digits(return_X_y=True)
+        self.images = torch.tensor(images[:TRAIN], dtype=torch.float32).view(-1, 1, 8, 8) / 16
+        self.labels = torch.tensor(labels[:TRAIN])
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, i):
+        dx, dy = torch.randint(3, (2,)).tolist()
+        shifted = F.pad(self.images[i], (1, 1, 1, 1))[:, dy : dy + 8, dx : dx + 8]
+        return shifted + 0.05 * torch.randn(1, 8, 8), self.labels[i]
+
+
+def make_model():
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Dropout(0.25), nn.Linear(256, 10),
+    )  # fmt: skip
+
+
+def evaluate(model):
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images[TRAIN:], dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    model.eval()
+    with torch.no_grad():
+        right = (model(x).argmax(1) == torch.tensor(labels[TRAIN:])).float().mean().item()
+    model.train()
+    return right
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--out", default="", help="file for the trained weights")
+    args = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dataset = Digits()
+    sampler = DistributedSampler(dataset, shuffle=True, seed=0, drop_last=True)
+    loader = DataLoader(dataset, batch_size=16, sampler=sampler, drop_last=True)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=args.epochs * len(loader))
+    model = DDP(model)
+    torch.manual_seed(1 + dist.get_rank())
+
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch}: test accuracy {evaluate(model.module):.1%}", flush=True)
+    if dist.get_rank() == 0 and args.out:
+        torch.save(model.module.state_dict(), args.out)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The command line: reads settings, picks the parts, wires them. No command imports torch into this process."""
+
+import sys
+
+import typer
+
+from concertina import __version__
+from concertina.cli.run import run
+from concertina.core.errors import ConcertinaError, JobFailed, UsageError
+
+app = typer.Typer(
+    name="concertina",
+    help="Elastic deep-learning training that plays the same tune at any size.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+# Options that concertina does not know belong to the script; after `--` everything does.
+FOR_THE_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+app.command(context_settings=FOR_THE_SCRIPT)(run)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"concertina {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(False, "--version", help="Print the version.", callback=_version, is_eager=True),
+) -> None:
+    """Elastic deep-learning training that plays the same tune at any size."""
+
+
+def main() -> None:
+    """Entry point: an error we foresaw is one sentence and an exit code, never a traceback."""
+    try:
+        app()
+    except ConcertinaError as error:
+        print(f"concertina: {error}", file=sys.stderr)
+        if isinstance(error, JobFailed):
+            sys.exit(error.exit_code)
+        sys.exit(2 if isinstance(error, UsageError) else 1)

@@ -1,0 +1,245 @@
+"""`concertina run`: one job on this machine, to its end."""
+
+import contextlib
+import glob
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import IO, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from concertina.core.checkpoints import checkpoints_in, newest_whole, read_manifest
+from concertina.core.errors import JobFailed, UsageError
+from concertina.core.messages import EXIT_USAGE
+from concertina.runner import Report, Run, RunSettings, parse_changes, write_json
+
+DEFAULT_VIRTUAL = 4
+
+EXAMPLES = """
+
+[bold]Examples[/bold]
+
+concertina run train.py --epochs 10                      [dim]# 4 virtual workers on what this machine has[/dim]
+
+concertina run --workers 1 --resize "40=4,80=2" train.py [dim]# 1 worker, 4 from step 40 on, 2 from step 80 on[/dim]
+
+concertina run --checkpoint ckpt --checkpoint-every 100 train.py
+
+concertina run --checkpoint ckpt --resume --workers 2 train.py
+"""
+
+
+def run(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(
+            help="The training script. Options that concertina does not know are passed on to it; so is all that follows --."
+        )],
+    virtual: Annotated[
+        int | None,
+        typer.Option(
+            "--virtual",
+            "-P",
+            help="Virtual workers: the number of DDP processes whose result you want. It decides the result and never "
+            f"changes during a job. Default {DEFAULT_VIRTUAL}, or what the checkpoint has.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", "-W", help="Processes to start with. Default: one per GPU or core, at most P."),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Stop after this many optimizer steps; 0 means when the script ends.")] = 0,
+    resize: Annotated[
+        str, typer.Option(help='Change the number of workers during training: "STEP=N,STEP=N".', metavar="PLAN")
+    ] = "",
+    checkpoint: Annotated[Path | None, typer.Option(help="Folder for checkpoints.")] = None,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 means only at the end.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write a JSON report here at the end.")] = None,
+    events: Annotated[Path | None, typer.Option(help="Write events here as JSON lines, while training.")] = None,
+    level: Annotated[
+        str,
+        typer.Option(
+            help="Determinism: D0 repeatable, D1 the same bits for any number of workers, D2 also for any GPU model."
+        ),
+    ] = "D1",
+    threads: Annotated[
+        int, typer.Option(help="torch threads per worker. Part of the result; torchrun uses 1 too.")
+    ] = 1,
+    reduction: Annotated[
+        str, typer.Option(help="auto, ring, or contexts (P real gloo contexts; slow, for comparison).")
+    ] = "auto",
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder for logs. Default: below the user's state folder.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what the script itself prints.")] = False,
+) -> None:
+    """Train a script on this machine, on any number of workers, with the bits that DDP would give."""
+    changes = parse_changes(resize)
+    start = _find_checkpoint(checkpoint, resume)
+    if start is not None:
+        virtual = virtual or read_manifest(start).virtual
+    virtual = DEFAULT_VIRTUAL if virtual is None else virtual
+    folder = run_dir or _new_run_dir(script)
+    existed = folder.exists()
+    settings = RunSettings(
+        script=script,
+        args=context.args,
+        virtual=virtual,
+        workers=max(1, min(virtual, _slots())) if workers is None else workers,
+        steps=steps,
+        changes=changes,
+        checkpoint_dir=checkpoint,
+        checkpoint_every=checkpoint_every,
+        resume=start,
+        threads=threads,
+        level=level,
+        reduction=reduction,
+        run_dir=folder,
+    )
+    result = _run_and_show(settings, events, steps, quiet)
+    if result.exit == EXIT_USAGE and not existed:
+        shutil.rmtree(folder, ignore_errors=True)
+    if report is not None and result.exit != EXIT_USAGE:
+        write_json(report, result.to_json())
+    if result.exit:
+        where = "" if result.exit == EXIT_USAGE else f" (logs: {folder / 'logs'})"
+        raise JobFailed(f"{result.error}{where}", result.exit)
+
+
+run.__doc__ = (run.__doc__ or "") + EXAMPLES
+
+
+def _run_and_show(settings: RunSettings, events: Path | None, steps: int, quiet: bool) -> Report:
+    with contextlib.ExitStack() as stack:
+        sink = stack.enter_context(events.open("w")) if events is not None else None
+        display = stack.enter_context(Display(steps, quiet, sink))
+        job = stack.enter_context(Run(settings, display))
+        display.job = job
+        stack.enter_context(_interruptible(job))
+        result = job.to_end()
+        display.forward_output()
+        display.close_story(result)
+        return result
+
+
+@contextlib.contextmanager
+def _interruptible(job: Run) -> Iterator[None]:
+    """Ctrl-C and SIGTERM ask the job to stop at a step boundary; a second one ends it at once."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        job.interrupt()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _find_checkpoint(folder: Path | None, resume: bool) -> Path | None:
+    if not resume:
+        if folder is not None and folder.is_dir() and checkpoints_in(folder):
+            raise UsageError(f"{folder} already holds checkpoints: add --resume to go on, or choose another folder")
+        return None
+    if folder is None:
+        raise UsageError("--resume needs --checkpoint DIR: the folder to resume from")
+    found, passed_over = newest_whole(folder)
+    for sentence in passed_over:
+        print(f"concertina: passed over: {sentence}", file=sys.stderr)
+    return found
+
+
+def _new_run_dir(script: Path) -> Path:
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return state / "concertina" / "runs" / f"{script.stem}-{stamp}-{os.getpid()}"
+
+
+def _slots() -> int:
+    """Places for one worker each: GPUs, or else cores."""
+    return len(glob.glob("/dev/nvidia[0-9]*")) or len(os.sched_getaffinity(0))
+
+
+class Display:
+    """The live progress line, the one-line story of each generation, and the script's own output."""
+
+    def __init__(self, steps: int, quiet: bool, sink: IO[str] | None) -> None:
+        self.job: Run | None = None
+        self._sink = sink
+        self._quiet = quiet
+        self._console = Console(stderr=True, highlight=False)
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[detail]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=quiet or not self._console.is_terminal,
+        )
+        self._task: TaskID = self._progress.add_task("starting", total=steps or None, detail="")
+        self._generation = 0
+        self._read = 0  # bytes of the main worker's log already shown
+
+    def __enter__(self) -> "Display":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        if self._sink is not None:
+            self._sink.write(json.dumps(event) + "\n")
+            self._sink.flush()
+        kind = event["event"]
+        if kind == "generation_started":
+            self.forward_output()
+            self._generation, self._read = event["generation"], 0
+            self._say(f"step {event['step']}: {event['reason']}")
+            self._progress.update(self._task, description=f"{event['workers']} workers")
+        elif kind == "step":
+            values = "  ".join(f"{name} {value:.4g}" for name, value in event["log"].items())
+            self._progress.update(self._task, completed=event["step"], detail=f"epoch {event['epoch']}  {values}")
+        elif kind == "checkpoint" and "handover" not in str(event["path"]):
+            self._say(f"step {event['step']}: checkpoint {event['path']}")
+        if kind in ("step", "worker_exited", "epoch"):
+            self.forward_output()
+
+    def forward_output(self) -> None:
+        """Shows what the main worker's script has printed since."""
+        if self.job is None:
+            return
+        path = self.job.log_path(self._generation, 0)
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        whole = text.rfind(b"\n") + 1
+        if whole:
+            self._read += whole
+            sys.stdout.write(text[:whole].decode(errors="replace"))
+            sys.stdout.flush()
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            self._console.print(f"[dim]concertina[/dim] {text}", soft_wrap=True)
+
+    def close_story(self, report: Report) -> None:
+        if report.exit:
+            return
+        pauses = [g.stop_s for g in report.generations[1:]]
+        changed = f", {len(pauses)} changes (longest pause {max(pauses):.2f} s)" if pauses else ""
+        self._say(f"finished: {report.steps} steps, {report.virtual} virtual workers, {report.reduction}{changed}")

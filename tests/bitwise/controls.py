@@ -1,0 +1,100 @@
+"""What goes wrong if one ingredient of the recipe is missing. Each entry removes one from the running process."""
+
+import torch
+
+from concertina.runtime import reduce, virtual
+from concertina.runtime.buckets import BucketLayout
+from concertina.runtime.buffers import FlatBuffers
+from concertina.runtime.rng import RandomState
+from concertina.runtime.virtual import VirtualEngine
+
+
+def no_rebuild() -> None:
+    def keep(self: BucketLayout, order: object) -> None:
+        self.rebuilt = True
+
+    BucketLayout.rebuild = keep
+
+
+def layout_lost_at_restart() -> None:
+    BucketLayout.load = lambda self, state: None
+
+
+def divide_by_p() -> None:
+    VirtualEngine._lives_in_bucket = lambda self, index, grad: True
+
+
+def scale_after_the_sum() -> None:
+    finish, take = reduce.LocalFold.finish, VirtualEngine._take
+
+    def take_unscaled(self: VirtualEngine, v: int, index: int, param: torch.Tensor) -> None:
+        virtual_workers, self.virtual = self.virtual, 1
+        take(self, v, index, param)
+        self.virtual = virtual_workers
+
+    def finish_scaled(self: reduce.LocalFold) -> list[torch.Tensor]:
+        sums = finish(self)
+        for flat in sums:
+            flat.mul_(1.0 / self._virtual)
+        return sums
+
+    VirtualEngine._take, reduce.LocalFold.finish = take_unscaled, finish_scaled
+
+
+def one_shared_random_state() -> None:
+    RandomState.restore = lambda self: None
+
+
+def one_shared_set_of_buffers() -> None:
+    FlatBuffers.load_from = lambda self, saved: None
+
+
+def rank_order_sum() -> None:
+    reduce._chunk_edges = lambda flat, virtual: [0] + [flat.numel()] * virtual
+
+
+def static_graph_rebuilt_early() -> None:
+    BucketLayout.wants_ready_order = property(lambda self: not self.rebuilt)
+
+
+def rebuild_although_find_unused() -> None:
+    BucketLayout.wants_ready_order = property(lambda self: not self.rebuilt)
+
+
+def buffers_synced_at_every_micro_batch() -> None:
+    begin = VirtualEngine.begin_round
+
+    def begin_synced(self: VirtualEngine) -> None:
+        self.syncs_buffers = True
+        begin(self)
+
+    VirtualEngine.begin_round = begin_synced
+
+
+def multiply_although_in_bucket() -> None:
+    VirtualEngine._lives_in_bucket = lambda self, index, grad: False
+
+
+def zeros_for_unused() -> None:
+    VirtualEngine._usage = lambda self: None
+
+
+def sum_starts_with_zeros() -> None:
+    """0 + -0 is +0: the sign of zero is lost."""
+    ready = reduce.LocalFold.ready
+
+    def ready_from_zero(self: reduce.LocalFold, v: int, bucket: int) -> None:
+        self._filling[bucket].add_(0.0)
+        ready(self, v, bucket)
+
+    reduce.LocalFold.ready = ready_from_zero
+
+
+def data_workers_share_random_state() -> None:
+    from concertina.runtime import data
+
+    data.set_lane_state = lambda state: None
+
+
+LEAVE_OUT = {name: f for name, f in list(globals().items()) if callable(f) and getattr(f, "__module__", "") == __name__}
+__all__ = ["LEAVE_OUT", "virtual"]

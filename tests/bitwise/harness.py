@@ -1,0 +1,96 @@
+"""Runs references and elastic jobs and compares every bit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from jobs import Job
+
+from concertina.backends.local import LocalBackend
+from concertina.runner import Report, RunSettings, parse_changes, run
+
+HERE = Path(__file__).parent
+
+
+def run_reference(jobs: list[Job], virtual: int, out: Path) -> None:
+    """DDP with `virtual` processes, all jobs in one launch."""
+    out.mkdir(parents=True, exist_ok=True)
+    spec = out / "jobs.json"
+    spec.write_text(json.dumps([job.to_dict() for job in jobs]))
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(virtual), "--master-addr", "127.0.0.1",
+        "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
+        str(HERE / "ddp_job.py"), str(spec), str(out),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=_environment())
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+
+
+def run_elastic(
+    job: Job, virtual: int, workers: int, changes: str, out: Path, backend: LocalBackend, leave_out: str = "", **more
+) -> Report:
+    out.mkdir(parents=True)
+    args = [json.dumps(job.to_dict()), str(out), *([leave_out] if leave_out else [])]
+    settings = RunSettings(
+        script=HERE / "elastic_job.py",
+        args=args,
+        virtual=virtual,
+        workers=workers,
+        changes=parse_changes(changes),
+        run_dir=out / "run",
+        **{"steps": job.steps, **more},
+    )
+    return run(settings, backend=backend)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().contiguous()
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+
+
+def differences(reference: Path, job: Job, virtual: int, out: Path) -> list[str]:
+    """Everything that is not equal to the bit, in the order in which it is worth knowing."""
+    found: list[str] = []
+    shared = torch.load(out / "shared.pt", weights_only=False)
+    for v in range(virtual):
+        ref = torch.load(reference / f"{job.name}-r{v}.pt", weights_only=False)
+        losses = [float.fromhex(line) for line in (out / f"loss-{v}").read_text().split()]
+        wanted = [float(x) for x in ref["losses"].double()]
+        if losses != wanted:
+            first = next((k for k, (a, b) in enumerate(zip(losses, wanted, strict=False)) if a != b), "length")
+            found.append(f"loss of virtual worker {v} from micro-batch {first} ({len(losses)} of {len(wanted)})")
+        buffers = torch.load(out / f"buffers-{v}.pt", weights_only=False)
+        assert buffers.keys() == ref["buffers"].keys()
+        found += [f"buffer {k} of virtual worker {v}" for k, x in ref["buffers"].items() if not same(x, buffers[k])]
+        assert shared["params"].keys() == ref["params"].keys()
+        found += [f"parameter {k}" for k, x in ref["params"].items() if not same(x, shared["params"][k])]
+        found += _compare_nested("optimizer", ref["opt"], shared["opt"])
+        found += _compare_nested("scheduler", ref["sched"], shared["sched"])
+        found += _compare_nested("scaler", ref["scaler"], shared["scaler"])
+    return found
+
+
+def _compare_nested(name: str, a: object, b: object) -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        if a.keys() != b.keys():
+            return [f"{name}: keys"]
+        return [x for k in a for x in _compare_nested(f"{name}.{k}", a[k], b[k])]
+    if isinstance(a, list) and isinstance(b, list):
+        return [x for k, (p, q) in enumerate(zip(a, b, strict=True)) for x in _compare_nested(f"{name}.{k}", p, q)]
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return [] if same(a, b) else [name]
+    return [] if a == b else [name]

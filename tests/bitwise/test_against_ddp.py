@@ -1,0 +1,65 @@
+"""Parameters, buffers, optimizer state and every virtual worker's loss, compared with torchrun + DDP to the bit."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness import differences, run_elastic
+from matrix import JOBS, MODELS, OPTIONS
+
+from concertina.backends.local import LocalBackend
+
+CASES = [
+    # P = 2, 8: every model; a fixed number of workers, and three and more changes
+    *[(job.name, 2, w, changes) for job in MODELS for w, changes in ((1, ""), (2, "3=1,6=2,9=1"))],
+    *[(job.name, 8, w, changes) for job in MODELS[:4] for w, changes in ((3, ""), (4, "2=1,5=3,9=2"))],
+    # P = 4: W = 1..4 fixed, and schedules
+    *[(job.name, 4, w, "") for job in MODELS[:4] for w in (1, 2, 3, 4)],
+    *[(job.name, 4, 4, "1=2,4=1,7=3,10=4") for job in MODELS],
+    # P = 3 is no power of two, so that the place where gradients are scaled matters
+    *[(job.name, 3, 2, "1=3,2=1,6=2") for job in [*MODELS, *OPTIONS]],
+    *[(job.name, 4, 3, "5=2") for job in OPTIONS],
+]
+
+
+@pytest.mark.parametrize(("name", "virtual", "workers", "changes"), CASES)
+def test_elastic_run_has_the_bits_of_ddp(
+    name: str,
+    virtual: int,
+    workers: int,
+    changes: str,
+    reference: Callable[[int], Path],
+    backend: LocalBackend,
+    tmp_path: Path,
+) -> None:
+    job = JOBS[name][0]
+    report = run_elastic(job, virtual, workers, changes, tmp_path / "out", backend)
+    assert report.steps == job.steps
+    assert len(report.generations) == 1 + len([c for c in changes.split(",") if c])
+    assert differences(reference(virtual), job, virtual, tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("name", ["lm-adamw-clip", "cnn-sgd"])
+def test_gloo_contexts_have_the_bits_of_ddp(
+    name: str, reference: Callable[[int], Path], backend: LocalBackend, tmp_path: Path
+) -> None:
+    job = JOBS[name][0]
+    report = run_elastic(job, 4, 2, "6=3", tmp_path / "out", backend, reduction="contexts")
+    assert report.reduction == "gloo contexts"
+    assert differences(reference(4), job, 4, tmp_path / "out") == []
+
+
+def test_stopping_everything_and_resuming_with_other_workers_keeps_the_bits(
+    reference: Callable[[int], Path], backend: LocalBackend, tmp_path: Path
+) -> None:
+    job = JOBS["cnn-sgd"][0]
+    checkpoints = tmp_path / "checkpoints"
+    run_elastic(job, 4, 3, "", tmp_path / "a", backend, steps=5, checkpoint_dir=checkpoints)
+    resumed = run_elastic(
+        job, 4, 2, "", tmp_path / "b", backend, checkpoint_dir=checkpoints, resume=checkpoints / "step-00000005"
+    )
+    for v in range(4):  # the losses of both halves
+        whole = (tmp_path / "a" / f"loss-{v}").read_text() + (tmp_path / "b" / f"loss-{v}").read_text()
+        (tmp_path / "b" / f"loss-{v}").write_text(whole)
+    assert resumed.steps == job.steps
+    assert differences(reference(4), job, 4, tmp_path / "b") == []
