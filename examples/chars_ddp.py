@@ -12,7 +12,6 @@ import torch
 from torch import distributed as dist
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 CONTEXT = 32
@@ -80,7 +79,7 @@ def main():
     loader = DataLoader(dataset, batch_size=16, sampler=sampler)
     model = Transformer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    model = DDP(model)
+    model = nn.parallel.DistributedDataParallel(model)
     torch.manual_seed(1 + dist.get_rank())
 
     for epoch in range(args.epochs):

@@ -11,7 +11,6 @@ import torch
 from torch import distributed as dist
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -52,7 +51,7 @@ def main():
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     scheduler = CosineAnnealingLR(optimizer, args.epochs * len(loader))
-    model = DDP(model)
+    model = nn.parallel.DistributedDataParallel(model)
     torch.manual_seed(1 + dist.get_rank())
 
     for epoch in range(args.epochs):
