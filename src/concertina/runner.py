@@ -348,9 +348,7 @@ def parse_changes(text: str) -> tuple[Change, ...]:
     return tuple(changes)
 
 
-def run(
-    settings: RunSettings, listener: Listener = lambda event: None, backend: LocalBackend | None = None
-) -> Report:
+def run(settings: RunSettings, listener: Listener = lambda event: None, backend: LocalBackend | None = None) -> Report:
     """Runs a job to its end; raises JobFailed if it does not end well."""
     with Run(settings, listener, backend) as job:
         report = job.to_end()

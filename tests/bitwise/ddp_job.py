@@ -6,12 +6,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from jobs import Job, body, make_dataset, make_model, make_optimizer, make_scaler, seed_rank
+from jobs import Job, body, make_dataset, make_model, make_optimizer, make_scaler, seed_rank, set_flags
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 
 def train(job: Job, rank: int, world: int) -> dict:
+    set_flags(job)
     model = make_model(job)
     ddp = DistributedDataParallel(model, **job.ddp)
     opt, sched = make_optimizer(job, ddp)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import torch
-from jobs import Job, body, make_dataset, make_model, make_optimizer, make_scaler
+from jobs import Job, body, make_dataset, make_model, make_optimizer, make_scaler, set_flags
 
 import concertina as ct
 
@@ -18,6 +18,7 @@ def main() -> None:
 
         LEAVE_OUT[sys.argv[3]]()
     session = ct.join()
+    set_flags(job)
     model = make_model(job)
     opt, sched = make_optimizer(job, model)
     scaler = make_scaler(job)

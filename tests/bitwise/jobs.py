@@ -130,6 +130,19 @@ class HalfUsed(Branchy):
         return self.o(F.relu(self.a(F.relu(self.i(x.flatten(1))))))
 
 
+class ResNet18(nn.Module):
+    """torchvision's, for GPUs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import torchvision
+
+        self.net = torchvision.models.resnet18(num_classes=10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(F.interpolate(x, scale_factor=8.0))
+
+
 class Replacing(nn.Module):
     """Replaces its buffer instead of changing it in place."""
 
@@ -149,6 +162,7 @@ class Replacing(nn.Module):
 MODELS = {
     "mlp": (Mlp, Images), "cnn": (Cnn, Images), "lm": (TinyLm, Tokens), "lstm": (Lstm, Tokens),
     "branchy": (Branchy, Images), "halfused": (HalfUsed, Images), "replacing": (Replacing, Images),
+    "resnet18": (ResNet18, Images),
 }  # fmt: skip
 
 
@@ -176,6 +190,9 @@ class Job:
     dtype: str = "float32"
     freeze: str = ""
     groups: bool = False
+    device: str = "cpu"
+    fused: bool = False
+    tf32: bool = False
     ddp: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,13 +201,22 @@ class Job:
 
 def make_model(job: Job) -> nn.Module:
     torch.manual_seed(42)
-    model = MODELS[job.model][0]().to(getattr(torch, job.dtype))
+    model = MODELS[job.model][0]().to(job.device, getattr(torch, job.dtype))
     if job.channels_last:
         model = model.to(memory_format=torch.channels_last)
     for name, p in model.named_parameters():
         if job.freeze and job.freeze in name:
             p.requires_grad_(False)
     return model
+
+
+def set_flags(job: Job) -> None:
+    """What the elastic run gets from its determinism level and the script; the reference sets it by hand."""
+    if job.device == "cuda":
+        from concertina.runtime.determinism import apply_level
+
+        apply_level("D1")
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = job.tf32
 
 
 def make_dataset(job: Job) -> torch.utils.data.Dataset:
@@ -204,22 +230,22 @@ def make_optimizer(job: Job, model: nn.Module) -> tuple[Any, Any]:
     if job.opt == "sgd":
         opt: Any = torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=1e-4, nesterov=True)
     else:
-        opt = torch.optim.AdamW(params, lr=3e-3, weight_decay=0.01)
+        opt = torch.optim.AdamW(params, lr=3e-3, weight_decay=0.01, fused=job.fused or None)
     return opt, torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.05 if job.opt == "sgd" else 5e-3, total_steps=200)
 
 
 def make_scaler(job: Job) -> Any:
     # A scale this large overflows bfloat16-free float32 sums now and then, so that steps are skipped too.
-    return torch.amp.GradScaler("cpu", init_scale=2.0**126, growth_interval=3, enabled=job.scaler)
+    return torch.amp.GradScaler(job.device, init_scale=2.0**126, growth_interval=3, enabled=job.scaler)
 
 
 def loss_of(job: Job, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    x, y = batch
+    x, y = (t.to(job.device) for t in batch)
     if x.is_floating_point():
         x = x.to(getattr(torch, job.dtype))
     if job.channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
-    with torch.autocast("cpu", torch.bfloat16, enabled=job.amp):
+    with torch.autocast(job.device, torch.bfloat16, enabled=job.amp):
         out = model(x)
     out = out if job.dtype == "float64" else out.float()
     return F.cross_entropy(out.flatten(0, -2), y.flatten())

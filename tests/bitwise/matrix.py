@@ -30,9 +30,7 @@ OPTIONS = [
     Job("replaced-buffers", model="replacing"),
     Job("accumulate-2", model="cnn", ddp=SMALL, accumulate=2),
     Job("accumulate-3", ddp=SMALL, accumulate=3),
-    Job(
-        "accumulate-in-bucket", ddp={**SMALL, "gradient_as_bucket_view": True}, accumulate=2, set_to_none=False
-    ),
+    Job("accumulate-in-bucket", ddp={**SMALL, "gradient_as_bucket_view": True}, accumulate=2, set_to_none=False),
     Job("accumulate-unused", model="branchy", ddp={**SMALL, "find_unused_parameters": True}, accumulate=2),
     Job("channels-last", model="cnn", ddp=SMALL, channels_last=True),
     Job("bf16-autocast", amp=True),

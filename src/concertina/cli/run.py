@@ -40,9 +40,12 @@ concertina run --checkpoint ckpt --resume --workers 2 train.py
 
 def run(
     context: typer.Context,
-    script: Annotated[Path, typer.Argument(
+    script: Annotated[
+        Path,
+        typer.Argument(
             help="The training script. Options that concertina does not know are passed on to it; so is all that follows --."
-        )],
+        ),
+    ],
     virtual: Annotated[
         int | None,
         typer.Option(

@@ -371,8 +371,7 @@ class Session:
     def _act_on(self, agreed: list[int], stepped: bool) -> None:
         env = self._env
         if agreed[INTERRUPT]:
-            if env.checkpoint_dir:
-                self._write(Path(env.checkpoint_dir) / folder_name(self.step))
+            self._write_final()
             self._account()
             raise Interrupted
         if agreed[CHECKPOINT]:
@@ -380,11 +379,12 @@ class Session:
             self._write(self._checkpoint_path or Path(env.run_dir or ".") / folder_name(self.step))
         if agreed[STOP] or (env.steps and self.step >= env.steps):
             self.finishing = True
+            self._write_final()  # here, while it is known where in the pass training stands
         elif stepped and env.stop_at and self.step >= env.stop_at:
             self._write(Path(env.handover_dir))
             self._account()
             raise HandedOver
-        if stepped and env.checkpoint_every and self.step % env.checkpoint_every == 0:
+        if stepped and not self.finishing and env.checkpoint_every and self.step % env.checkpoint_every == 0:
             self._write(Path(env.checkpoint_dir) / folder_name(self.step))
 
     def _account(self) -> None:
@@ -475,10 +475,14 @@ class Session:
     def _finish(self) -> None:
         if self.engine.turn is None and not self.finishing:
             self._meet()
-        if self._env.checkpoint_dir:
-            self._write(Path(self._env.checkpoint_dir) / folder_name(self.step))
+        if not self.finishing:
+            self._write_final()
         self._flush_step()
         self.events.emit("finished", step=self.step, epoch=self.epoch, reason=self.stop_reason)
+
+    def _write_final(self) -> None:
+        if self._env.checkpoint_dir:
+            self._write(Path(self._env.checkpoint_dir) / folder_name(self.step))
 
     def close(self) -> None:
         """Ends what the session started; the process may go on."""
