@@ -120,7 +120,7 @@ class Recorder:
         engine.observer, engine.on_reduced = self._saw_gradient, self._saw_sum
         for name, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
-                module.register_forward_hook(ModelHook(partial(self._saw_call, name)))
+                module.register_forward_hook(ModelHook(partial(self._saw_call, name)), with_kwargs=True)
         for k, optimizer in enumerate(self._prepared.optimizers):
             optimizer.register_step_pre_hook(partial(self._before_update, k))
             optimizer.register_step_post_hook(partial(self._after_update, k))
@@ -166,10 +166,10 @@ class Recorder:
         self._turn["batch"] = fingerprint(batch)
         self._turn["with_batch"] = random_fingerprints(RandomState.capture())
 
-    def _saw_call(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+    def _saw_call(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._engine.turn is None or torch.compiler.is_compiling():
             return
-        self._turn["calls"].append([name, fingerprint(args), fingerprint(output)])
+        self._turn["calls"].append([name, fingerprint([args, kwargs]), fingerprint(output)])
         if module is self._prepared.model and torch.is_grad_enabled():
             for tensor in tensors_in(output):
                 if tensor.requires_grad:

@@ -10,7 +10,7 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,19 +70,23 @@ class Surroundings:
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None:
             if _is_users(frame.f_code.co_filename):
-                yield from list(frame.f_locals.items())
+                yield from _public(frame.f_locals)
             frame = frame.f_back
         for name, module in list(sys.modules.items()):
             if _is_users(getattr(module, "__file__", None) or ""):
                 prefix = "" if name == "__main__" else f"{name}."
-                yield from ((prefix + variable, value) for variable, value in list(vars(module).items()))
+                yield from ((prefix + variable, value) for variable, value in _public(vars(module)))
         yield from (("dataset", dataset) for dataset in self.datasets.values())
+
+
+def _public(variables: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in list(variables.items()) if not name.startswith("__")]
 
 
 def _default_generators() -> list[Any]:
     """Those that each virtual worker has its own state of."""
     on_gpu = list(torch.cuda.default_generators) if torch.cuda.is_initialized() else []
-    return [torch.default_generator, random._inst, np.random.mtrand._rand, *on_gpu]  # type: ignore[attr-defined]
+    return [torch.default_generator, random._inst, np.random.mtrand._rand, *on_gpu]
 
 
 @functools.lru_cache(maxsize=4096)
