@@ -81,11 +81,11 @@ def _hash(*parts: str | bytes) -> str:
 
 def random_fingerprints(random: RandomState) -> dict[str, str]:
     found = {
-        "Python's random": fingerprint(random.python),
-        "NumPy's random": fingerprint(random.numpy),
-        "torch's": fingerprint(random.torch_cpu),
+        "python": _hash(repr(random.python)),
+        "numpy": fingerprint(random.numpy),
+        "torch": fingerprint(random.torch_cpu),
     }
-    return found if random.torch_cuda is None else {**found, "torch's on the GPU": fingerprint(random.torch_cuda)}
+    return found if random.torch_cuda is None else {**found, "cuda": fingerprint(random.torch_cuda)}
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -215,6 +215,10 @@ class Recorder:
 
     def _after_update(self, k: int, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._of_step["params_after"] = self._params()
+
+    def met(self) -> None:
+        """The workers are about to compare themselves outside any step."""
+        self._note(kind="meeting", params=self._params())
 
     def stepped(self, step: int) -> None:
         kind = "step" if self._is_main else "replica"

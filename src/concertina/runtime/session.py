@@ -363,6 +363,8 @@ class Session:
 
     def _meet(self) -> None:
         """An agreement outside any step."""
+        if self.recorder is not None:
+            self.recorder.met()
         self._header = self._wishes()
         if self._group is not None:
             self._header_work = self._group.max_async(self._header)

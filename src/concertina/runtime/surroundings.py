@@ -34,6 +34,8 @@ class Surroundings:
         self.datasets: dict[int, Any] = {}  # as the loaders have them; a script need not keep a name for its own
         self.generators: dict[str, Any] = {}  # by path from a variable: `noise`, `data.rng`
         self.numbers: dict[str, Any] = {}
+        self._modules: dict[str, types.ModuleType] = {}  # the script's own
+        self._loaded = 0  # modules there were when we looked for those
 
     def look(self) -> None:
         """Finds everything anew. Called from within the script's loop."""
@@ -72,15 +74,22 @@ class Surroundings:
             if _is_users(frame.f_code.co_filename):
                 yield from _public(frame.f_locals)
             frame = frame.f_back
-        for name, module in list(sys.modules.items()):
-            if _is_users(getattr(module, "__file__", None) or ""):
-                prefix = "" if name == "__main__" else f"{name}."
-                yield from ((prefix + variable, value) for variable, value in _public(vars(module)))
+        if self._loaded != len(sys.modules):
+            self._loaded = len(sys.modules)
+            self._modules = {name: module for name, module in list(sys.modules.items()) if _is_users(_file_of(module))}
+        for name, module in self._modules.items():
+            prefix = "" if name == "__main__" else f"{name}."
+            yield from ((prefix + variable, value) for variable, value in _public(vars(module)))
         yield from (("dataset", dataset) for dataset in self.datasets.values())
 
 
 def _public(variables: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in list(variables.items()) if not name.startswith("__")]
+
+
+def _file_of(module: Any) -> str:
+    """Without getattr, at which a lazy module would load itself."""
+    return getattr(module, "__dict__", {}).get("__file__") or ""
 
 
 def _default_generators() -> list[Any]:
@@ -118,9 +127,7 @@ def _inside(path: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, nn.Module):
         held = {k: v for k, v in vars(value).items() if not k.startswith("_")} | dict(value.named_children())
         return [(f"{path}.{k}", v) for k, v in held.items() if k != "training"]
-    if isinstance(value, Dataset) or _is_users(
-        getattr(sys.modules.get(type(value).__module__), "__file__", None) or ""
-    ):
+    if isinstance(value, Dataset) or _is_users(_file_of(sys.modules.get(type(value).__module__))):
         return [(f"{path}.{k}", v) for k, v in getattr(value, "__dict__", {}).items()]
     return []
 

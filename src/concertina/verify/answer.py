@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from concertina.verify.causes import locate
-from concertina.verify.compare import NOBODY, Difference, Stage
+from concertina.verify.causes import GENERATOR_NAMES, locate
+from concertina.verify.compare import BETWEEN, NOBODY, Difference, Stage
 from concertina.verify.experiment import Verdict
 
 LOOK_AT = 4  # lines of the script that are shown
@@ -14,16 +14,14 @@ def describe(d: Difference) -> str:
     names = {
         Stage.ABSENT: "one run has this loop body, the other has not",
         Stage.PARAMS: f"parameter `{d.name}` as the loop body begins",
-        Stage.RANDOM: f"the random state of {d.name} generator, drawn from in this loop body"
-        if d.name.startswith("torch's")
-        else f"the state of {d.name}, drawn from in this loop body",
+        Stage.RANDOM: f"the state of {GENERATOR_NAMES.get(d.name, '')}, drawn from in this loop body",
         Stage.BATCH: "the batch",
         Stage.OUTPUT: _output(d),
         Stage.LOSS: f"the loss{_values(d)}",
         Stage.LOGGED: f"logged value `{d.name}`{_values(d)}",
         Stage.GRADIENT: f"gradient of `{d.name}`",
         Stage.BUFFER: f"buffer `{d.name}`",
-        Stage.RANDOM_AFTER: f"the state of {d.name} as the loop body ends",
+        Stage.RANDOM_AFTER: f"the state of {GENERATOR_NAMES.get(d.name, '')} as the loop body ends",
         Stage.SUM: f"summed gradient of `{d.name}`",
         Stage.SETTINGS: f"optimizer setting `{d.name.rpartition('.')[2]}`",
         Stage.PARAMS_BEFORE: f"parameter `{d.name}` before the optimizer's update",
@@ -86,8 +84,9 @@ def in_words(verdict: Verdict) -> str:
         ]
     else:
         who = "" if d.virtual == NOBODY else f", virtual worker {d.virtual}"
+        when = f"before step {d.step}" if d.round == BETWEEN else f"step {d.step}"
         name, kind = layer(d)
-        lines = [f"{script} is not bitwise elastic.", f"  differs      step {d.step}{who}: {describe(d)}"]
+        lines = [f"{script} is not bitwise elastic.", f"  differs      {when}{who}: {describe(d)}"]
         if name and d.stage is not Stage.OUTPUT:
             lines.append(f"  layer        {name} ({kind})")
         lines.append(f"  between      {_between(d)}")

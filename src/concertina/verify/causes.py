@@ -4,14 +4,15 @@ The reasoning always asks the same things in the same order: is the script repea
 the first thing differed; and on what do the values of all runs depend.
 """
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from concertina.verify.compare import NOBODY, Difference, Stage, call_that_differs
+from concertina.verify.compare import BETWEEN, NOBODY, Difference, Stage, call_that_differs
 from concertina.verify.dependence import Dependence, Observation, explanations
 from concertina.verify.records import RunRecord, StepEnd, Turn
-from concertina.verify.suspects import Suspect, Suspicion
+from concertina.verify.suspects import Suspect, Suspicion, bare
 
 
 class CauseKind(Enum):
@@ -101,7 +102,7 @@ def _not_repeatable(case: Case) -> Cause:
         evidence.append(_draw_evidence(d))
         return Cause(
             kind=CauseKind.UNSEEDED,
-            sentence=f"it draws from {_generator_name(d.name)}, which starts from another state in every run",
+            sentence=f"it draws from {GENERATOR_NAMES[d.name]}, which starts from another state in every run",
             evidence=tuple(evidence),
             advice=FIX_SEED,
         )
@@ -113,7 +114,7 @@ def _not_repeatable(case: Case) -> Cause:
             sentence=f"it draws from its own generator `{path}` ({kind}), which is not seeded",
             evidence=(*evidence, f"`{path}` is drawn from in that turn and had another state in the second run"),
             advice=OWN_DRAW,
-            look_at=case.suspected(Suspicion.GENERATOR),
+            look_at=_makers(case, path),
         )
     if d.stage is Stage.PARAMS and d.step == 1:
         return Cause(
@@ -122,9 +123,11 @@ def _not_repeatable(case: Case) -> Cause:
             evidence=tuple(evidence),
             advice="call torch.manual_seed(n) before the model is built",
         )
-    evidence += _equal_so_far(d)
+    evidence += [*_equal_so_far(d), *_logged_too(d)]
+    if d.stage is Stage.FAILED:
+        evidence.append(f"one of them ended with: {d.right.failure or d.left.failure}")
     kernel = _library_layer(d)
-    if kernel and not case.suspected(Suspicion.CHANCE):
+    if kernel and (d.stage is Stage.OUTPUT or not (case.suspected(Suspicion.CHANCE) or _logged_too(d))):
         return Cause(
             kind=CauseKind.KERNEL,
             sentence=f"{kernel} gives different bits from equal inputs: one of its kernels is not deterministic",
@@ -184,13 +187,20 @@ def _own_generator(case: Case, path: str, kind: str) -> Cause:
             "the default generators began the turn in equal states",
         ),
         advice=OWN_DRAW,
-        look_at=case.suspected(Suspicion.GENERATOR),
+        look_at=_makers(case, path),
     )
+
+
+def _makers(case: Case, path: str) -> tuple[Suspect, ...]:
+    """Lines that make a generator, those that give it the name first."""
+    lines = case.suspected(Suspicion.GENERATOR)
+    given = re.compile(rf"(\w+\.)*{re.escape(bare(path))}\b\s*(:[^=]*)?=")
+    return tuple(s for s in lines if given.match(s.text)) or lines
 
 
 def _random(case: Case) -> Cause:
     d = case.difference
-    name = _generator_name(d.name)
+    name = GENERATOR_NAMES[d.name]
     origin, key = _origin_of_random(d)
     if origin == "within":
         earlier = Difference(
@@ -212,7 +222,7 @@ def _random(case: Case) -> Cause:
         "in the name of that worker's first virtual worker",
         evidence=(
             _draw_evidence(d),
-            f"the states were equal when virtual worker {d.virtual} ended its turn of step {key[0]}, and not in the next",
+            f"the states were equal when virtual worker {d.virtual} ended its turn of step {key[0]}, not in the next",
         ),
         advice="draw them inside the loop body, or save and restore the state around the code that draws "
         "(torch.random.fork_rng)",
@@ -238,11 +248,15 @@ def _draw_evidence(d: Difference) -> str:
     when = "its body runs"
     if a is not None and a.before.get(d.name) != a.with_batch.get(d.name):
         when = "its batch is made"
-    return f"virtual worker {d.virtual} draws from {_generator_name(d.name)} while {when}, from different states"
+    return f"virtual worker {d.virtual} draws from {GENERATOR_NAMES[d.name]} while {when}, from different states"
 
 
-def _generator_name(name: str) -> str:
-    return f"{name} generator" if name.startswith("torch's") else name
+GENERATOR_NAMES = {
+    "python": "Python's random module",
+    "numpy": "NumPy's global generator",
+    "torch": "torch's default generator",
+    "cuda": "torch's default generator on the GPU",
+}
 
 
 # -- parameters ---------------------------------------------------------------------------------------------------
@@ -263,8 +277,8 @@ def _parameters(case: Case) -> Cause:
     if split is not None:
         run, step, worker = split
         evidence.append(f"with {run.name}, workers 0 and {worker} do not have the same parameters after step {step}")
-        if d.right.failure:
-            evidence.append(f"that run ended with: {d.right.failure}")
+        if run.failure:
+            evidence.append(f"that run ended with: {run.failure}")
     some = " on some workers only" if split is not None else ", once per turn instead of once per step"
     return Cause(
         kind=CauseKind.PARAMETERS,
@@ -285,7 +299,8 @@ def _starts_differ(d: Difference) -> bool:
 
 
 def _replica_that_differs(run: RunRecord) -> tuple[RunRecord, int, int] | None:
-    for step, (main, *others) in run.ends.items():
+    together = [(step - 1, ends) for step, ends in run.meetings.items()] + list(run.ends.items())
+    for step, (main, *others) in sorted(together, key=lambda pair: pair[0]):
         for end in others:
             if end.params != main.params:
                 return run, step, end.worker
@@ -295,6 +310,8 @@ def _replica_that_differs(run: RunRecord) -> tuple[RunRecord, int, int] | None:
 def _where_changed(d: Difference) -> str:
     if d.stage is Stage.PARAMS_AFTER:
         return f"the optimizer left `{d.name}` equal in both runs, the loop body did not"
+    if d.round == BETWEEN:
+        return f"`{d.name}` was equal on all workers when step {d.step - 1} ended, not when step {d.step} was to begin"
     if d.stage in (Stage.PARAMS_BEFORE, Stage.REPLICA):
         return f"all gradients of step {d.step} are equal, but `{d.name}` is not"
     before = _end_before(d.left, d.step), _end_before(d.right, d.step)
@@ -398,14 +415,14 @@ def _by_dependence(case: Case) -> Cause:
     fitting = explanations(_observations(case))
     dependence, suspects = _choose(case, fitting)
     carried = _carried_numbers(case) if dependence in (Dependence.HISTORY, Dependence.RESTART) else []
-    evidence = [*_equal_so_far(d)]
+    evidence = [*_equal_so_far(d), *_logged_too(d)]
     if dependence is not None:
         evidence.append(f"over all runs, the value is a function of {dependence.value}")
     if carried:
         named = ", ".join(f"`{name}`" for name in carried[:4])
         evidence.append(f"held another value when the turn began: {named}")
-        bare = {name.rpartition(".")[2] for name in carried}
-        suspects = tuple(s for s in suspects if s.name.rpartition(".")[2] in bare) or suspects
+        names = {bare(name) for name in carried}
+        suspects = tuple(s for s in suspects if bare(s.name) in names) or suspects
     kind, what = _kind_of(dependence)
     advice = KEEP_BY_RANK
     if kind is CauseKind.WORKERS:
@@ -485,8 +502,8 @@ def _carried_numbers(case: Case) -> list[str]:
         return []
     a, b = turns
     differing = [name for name in {**a.state, **b.state} if a.state.get(name) != b.state.get(name)]
-    bare = {s.name.rpartition(".")[2] for s in case.suspected(Suspicion.CARRIED)}
-    return [name for name in differing if name.rpartition(".")[2] in bare]
+    names = {bare(s.name) for s in case.suspected(Suspicion.CARRIED)}
+    return [name for name in differing if bare(name) in names]
 
 
 # -- where it is --------------------------------------------------------------------------------------------------
@@ -548,8 +565,19 @@ def _place_of(d: Difference) -> str:
     if d.stage is Stage.GIVEN:
         return "what is done with the gradients between backward() and optimizer.step()"
     if d.stage is Stage.RANDOM_AFTER:
-        return f"how many numbers the loop body draws from {_generator_name(d.name)}"
+        return f"how many numbers the loop body draws from {GENERATOR_NAMES[d.name]}"
     return "the computation"
+
+
+def _logged_too(d: Difference) -> list[str]:
+    """Where gradients differ but not what flows into the model's output, a term beside the model is at work."""
+    if d.stage is not Stage.GRADIENT or d.turns is None:
+        return []
+    a, b = d.turns
+    shown = [f"{n} {a.shown[n]} against {b.shown[n]}" for n in a.shown if a.shown[n] != b.shown.get(n, a.shown[n])]
+    return [f"the logged values differ too, so the loss has a term beside the model's output: {', '.join(shown)}"][
+        : len(shown)
+    ]
 
 
 EQUAL = (
@@ -566,8 +594,6 @@ def _equal_so_far(d: Difference) -> list[str]:
     equal = [what for stage, what in EQUAL if stage < d.stage]
     if not equal:
         return []
-    if d.stage is Stage.LOGGED:
-        equal = [what for stage, what in EQUAL]
     who = "in the turns of that step" if d.virtual == NOBODY else f"in that turn of virtual worker {d.virtual}"
     listed = equal[0] if len(equal) == 1 else f"{', '.join(equal[:-1])} and {equal[-1]}"
     return [f"equal until then {who}: {listed}"]

@@ -11,6 +11,7 @@ from enum import IntEnum
 from concertina.verify.records import Prints, RunRecord, StepEnd, Turn
 
 NOBODY = -1  # the virtual worker of a difference that belongs to the whole step
+BETWEEN = -1  # the round of a difference that is there before the step begins
 
 
 class Stage(IntEnum):
@@ -22,9 +23,9 @@ class Stage(IntEnum):
     BATCH = 3
     OUTPUT = 4  # of a module
     LOSS = 5  # gradient of the loss with respect to the model's output
-    LOGGED = 6
-    GRADIENT = 7
-    BUFFER = 8
+    GRADIENT = 6
+    BUFFER = 7
+    LOGGED = 8
     RANDOM_AFTER = 9
     SUM = 10  # the reduced gradient
     SETTINGS = 11  # of the optimizer
@@ -56,7 +57,8 @@ class Difference:
     @property
     def order(self) -> tuple[int, int, int, int]:
         late = 1 << 30
-        return self.step, late if self.virtual == NOBODY else self.round, self.stage, self.virtual
+        at_end = self.virtual == NOBODY and self.round != BETWEEN
+        return self.step, late if at_end else self.round, self.stage, self.virtual
 
     @property
     def turns(self) -> tuple[Turn, Turn] | None:
@@ -75,6 +77,12 @@ def first_difference(left: RunRecord, right: RunRecord, ignore: Set[str] = froze
     if right.failure or left.failure:
         return Difference(stage=Stage.FAILED, step=min(left.steps, right.steps) + 1, left=left, right=right)
     return None
+
+
+def replica_difference(run: RunRecord) -> Difference | None:
+    """The first time that workers of one run, which must be equal, are not."""
+    steps = sorted({*run.meetings, *run.ends})
+    return min((d for step in steps for d in _replicas(run, step)), key=lambda d: d.order, default=None)
 
 
 def logged_differences(left: RunRecord, right: RunRecord) -> set[str]:
@@ -96,7 +104,8 @@ def unused_random_differences(left: RunRecord, right: RunRecord) -> set[str]:
 
 
 def _steps(left: RunRecord, right: RunRecord) -> list[int]:
-    return sorted({key[0] for key in left.turns.keys() | right.turns.keys()} | left.ends.keys() | right.ends.keys())
+    turns = {key[0] for key in left.turns.keys() | right.turns.keys()}
+    return sorted(turns.union(left.ends, right.ends, left.meetings, right.meetings))
 
 
 def _in_turns(left: RunRecord, right: RunRecord, step: int, ignore: Set[str]) -> Iterator[Difference]:
@@ -125,20 +134,24 @@ def _turn_differences(a: Turn, b: Turn, ignore: Set[str]) -> Iterator[tuple[Stag
         yield Stage.OUTPUT, _first_call(a, b)
     if a.loss_grad != b.loss_grad:
         yield Stage.LOSS, "loss"
-    yield from _first(Stage.LOGGED, [name for name in _differing(a.logged, b.logged) if name not in ignore])
     yield from _first(Stage.GRADIENT, _differing(a.grads, b.grads))
     yield from _first(Stage.BUFFER, _differing(a.buffers, b.buffers))
+    yield from _first(Stage.LOGGED, [name for name in _differing(a.logged, b.logged) if name not in ignore])
     same_before = [name for name in a.before if a.before[name] == b.before.get(name)]
     yield from _first(Stage.RANDOM_AFTER, [name for name in same_before if a.after.get(name) != b.after.get(name)])
 
 
+def _replicas(run: RunRecord, step: int) -> Iterator[Difference]:
+    for round_, together in ((BETWEEN, run.meetings.get(step, ())), (0, run.ends.get(step, ()))):
+        for end in together[1:]:
+            names = _differing(together[0].params, end.params) or _differing(together[0].optim, end.optim)
+            for name in names[:1]:
+                yield Difference(
+                    stage=Stage.REPLICA, step=step, round=round_, name=name, left=run, right=run, worker=end.worker
+                )
+
+
 def _in_ends(left: RunRecord, right: RunRecord, step: int) -> Iterator[Difference]:
-    for run in (left, right):
-        for end in run.ends.get(step, ())[1:]:
-            main = run.ends[step][0]
-            names = _differing(main.params, end.params) or _differing(main.optim, end.optim)
-            if names:
-                yield Difference(stage=Stage.REPLICA, step=step, name=names[0], left=left, right=run, worker=end.worker)
     a, b = left.ends.get(step), right.ends.get(step)
     if a and b:
         for stage, name in _end_differences(a[0], b[0]):

@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 from concertina.core.errors import JobFailed, UsageError
 from concertina.runner import Listener, Report, RunSettings, parse_changes
-from concertina.verify.causes import Case, Cause, diagnose
+from concertina.verify.causes import GENERATOR_NAMES, Case, Cause, diagnose
 from concertina.verify.compare import (
     Difference,
     Stage,
     first_difference,
     logged_differences,
+    replica_difference,
     unused_random_differences,
 )
 from concertina.verify.records import RunRecord, read_run
@@ -142,7 +143,7 @@ class Experiment:
         plan = self.settings.planned()
         self._planned = len(plan)
         first = self._make(plan[0])
-        if first.failure:
+        if first.failure and first.failure_kind != "DivergenceError":
             raise JobFailed(f"with {first.name} the script fails: {first.failure}", self._exit_code)
         found = self._compare_all(first, plan)
         difference, cause = found if found is not None else (None, None)
@@ -163,15 +164,17 @@ class Experiment:
         difference = first_difference(first, again, self.settings.ignore | chance)
         if difference is not None:
             return difference, self._diagnose(difference, repeatable=False)
-        differences = [
-            (difference, planned)
-            for planned in plan[2:]
-            if (difference := first_difference(first, self._make(planned), self.settings.ignore | chance)) is not None
-        ]
+        differences = [(d, plan[0]) for d in (replica_difference(first),) if d is not None]
+        for planned in plan[2:]:
+            run = self._make(planned)
+            found = (first_difference(first, run, self.settings.ignore | chance), replica_difference(run))
+            differences += [(d, planned) for d in found if d is not None]
         if not differences:
             self._note_random(first)
             return None
         difference, planned = min(differences, key=lambda pair: pair[0].order)
+        if planned is plan[0]:
+            return difference, self._diagnose(difference, repeatable=True)
         return self._confirm(difference, planned)
 
     def _chance_in_log(self, first: RunRecord, again: RunRecord) -> frozenset[str]:
@@ -200,8 +203,9 @@ class Experiment:
     def _note_random(self, first: RunRecord) -> None:
         names = sorted({name for run in self.records[1:] for name in unused_random_differences(first, run)})
         if names:
+            listed = ", ".join(GENERATOR_NAMES[name] for name in names)
             self.notes.append(
-                f"{', '.join(names)}: drawn from, and not in the same state in all runs. No result depended on it "
+                f"{listed}: drawn from, and not in the same state in all runs. No result depended on it "
                 "within these steps; session.seed(n) would make it safe"
             )
 

@@ -91,6 +91,7 @@ class RunRecord:
     name: str  # "2 workers"
     turns: Mapping[TurnKey, Turn] = field(default_factory=dict)
     ends: Mapping[int, tuple[StepEnd, ...]] = field(default_factory=dict)  # by step; virtual worker 0's host first
+    meetings: Mapping[int, tuple[StepEnd, ...]] = field(default_factory=dict)  # workers between steps, by coming step
     modules: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # name -> (class, where it is defined)
     failure: str = ""
     failure_kind: str = ""
@@ -104,6 +105,7 @@ def read_run(folder: Path, name: str, failure: str = "", failure_kind: str = "")
     """Reads the files of all workers and generations of a run."""
     turns: dict[TurnKey, Turn] = {}
     ends: dict[int, list[StepEnd]] = {}
+    meetings: dict[int, list[StepEnd]] = {}
     modules: dict[str, tuple[str, str]] = {}
     for path in sorted(folder.glob("g*-w*.jsonl"), key=_order):
         worker = _order(path)[1]
@@ -119,11 +121,12 @@ def read_run(folder: Path, name: str, failure: str = "", failure_kind: str = "")
                 turns[turn.key] = turn
             else:
                 end = StepEnd(worker=worker, **line)
-                ends.setdefault(end.step, []).append(end)
+                (meetings if kind == "meeting" else ends).setdefault(end.step, []).append(end)
     return RunRecord(
         name=name,
         turns=turns,
         ends={step: tuple(ends[step]) for step in sorted(ends)},
+        meetings={step: tuple(meetings[step]) for step in sorted(meetings)},
         modules=modules,
         failure=failure,
         failure_kind=failure_kind,

@@ -88,11 +88,26 @@ def _hits(tree: ast.AST) -> Iterator[tuple[Suspicion, int, str]]:
             if node.attr == "is_main":
                 yield Suspicion.MAIN, node.lineno, node.attr
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute | ast.Subscript):
-            yield Suspicion.CARRIED, node.lineno, ast.unparse(node.target)
+            target = node.target
+            yield (
+                Suspicion.CARRIED,
+                node.lineno,
+                ast.unparse(target.value if isinstance(target, ast.Subscript) else target),
+            )
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute | ast.Subscript):
+            target = node.targets[0]
+            kept = ast.unparse(target.value if isinstance(target, ast.Subscript) else target)
+            if any(ast.unparse(part) == kept for part in ast.walk(node.value)):
+                yield Suspicion.CARRIED, node.lineno, kept
         elif isinstance(node, ast.Global | ast.Nonlocal):
             yield from ((Suspicion.CARRIED, node.lineno, name) for name in node.names)
         elif isinstance(node, ast.For):
             yield from ((Suspicion.CARRIED, line, name) for name, line in carried_over(node))
+
+
+def bare(path: str) -> str:
+    """The last name of a path: `taken` of `data.taken`, `averages` of `averages[3]`."""
+    return path.partition("[")[0].rpartition(".")[2]
 
 
 def _last_name(node: ast.expr) -> str:

@@ -1,0 +1,22 @@
+"""Between epochs every worker draws random numbers, in the name of its first virtual worker."""
+
+import torch
+from parts import Squares, network
+from torch.nn.functional import mse_loss
+
+import concertina as ct
+
+session = ct.join()
+model = network()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+session.prepare(model, optimizer)
+session.seed(1)
+loader = session.loader(Squares(), batch_size=3)
+for epoch in session.epochs(5):
+    for x, y in loader:
+        loss = mse_loss(model(x), y)
+        loss.backward()
+        session.log(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    print(f"epoch {epoch}: sample {torch.randn(2).tolist()}")

@@ -1,0 +1,21 @@
+"""The loss is scaled by the number of workers."""
+
+import torch
+from parts import Squares, network
+from torch.nn.functional import mse_loss
+
+import concertina as ct
+
+session = ct.join()
+model = network()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+session.prepare(model, optimizer)
+session.seed(1)
+loader = session.loader(Squares(), batch_size=3)
+for _ in session.epochs(5):
+    for x, y in loader:
+        loss = mse_loss(model(x), y) * (1 + 0.01 * session.workers)
+        loss.backward()
+        session.log(loss=loss)
+        optimizer.step()
+        optimizer.zero_grad()
