@@ -1,4 +1,4 @@
-"""Bits on a GPU: DDP over gloo with four processes sharing the device, against four virtual workers on 1 and 2 processes.
+"""Bits on a GPU: DDP over gloo, four processes sharing the device, against four virtual workers on 1 and 2 processes.
 
 python -m benchmarks.gpu_bits
 """

@@ -54,10 +54,12 @@ def train_elastically(args, weights, console):
 
 def train_with_ddp(args, weights, console):
     """Runs the twin under torchrun, one process per virtual worker."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(VIRTUAL)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(VIRTUAL)]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]  # a free port, this machine only
     command += [str(HERE / "digits_ddp.py"), "--epochs", str(args.epochs), "--out", str(weights)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with console.status(f"training with DistributedDataParallel on {VIRTUAL} processes, for comparison"):
-        done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"the DDP run failed:\n{done.stderr[-2000:]}")
 
@@ -134,7 +136,7 @@ def main():
     way = " → ".join(str(g.workers) for g in report.generations)
     draw(report, losses, f"{way} workers, the same bits as DDP on {VIRTUAL}", args.out / "demo.png")
     console.print(
-        f"\nAgainst DistributedDataParallel on {VIRTUAL} processes: "
+        f"\nAgainst DistributedDataParallel on {VIRTUAL} processes:\n"
         f"[bold green]all {len(ours)} tensors equal, bit for bit[/].\n"
         f"Test accuracy: {evaluate(model):.1%}. Picture: {args.out / 'demo.png'}\n\n"
         "What next:\n"

@@ -22,6 +22,7 @@ def layout_lost_at_restart() -> None:
 
 def divide_by_p() -> None:
     VirtualEngine._lives_in_bucket = lambda self, index, grad: True
+    reduce.LocalFold.scale = lambda self, factor: [term.div_(round(1 / factor)) for term in self._terms]
 
 
 def scale_after_the_sum() -> None:
@@ -39,6 +40,7 @@ def scale_after_the_sum() -> None:
         return sums
 
     VirtualEngine._take, reduce.LocalFold.finish = take_unscaled, finish_scaled
+    reduce.LocalFold.scale = lambda self, factor: None
 
 
 def one_shared_random_state() -> None:
@@ -77,17 +79,6 @@ def multiply_although_in_bucket() -> None:
 
 def zeros_for_unused() -> None:
     VirtualEngine._usage = lambda self: None
-
-
-def sum_starts_with_zeros() -> None:
-    """0 + -0 is +0: the sign of zero is lost."""
-    ready = reduce.LocalFold.ready
-
-    def ready_from_zero(self: reduce.LocalFold, v: int, bucket: int) -> None:
-        self._filling[bucket].add_(0.0)
-        ready(self, v, bucket)
-
-    reduce.LocalFold.ready = ready_from_zero
 
 
 def data_workers_share_random_state() -> None:

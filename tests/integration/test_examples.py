@@ -28,7 +28,7 @@ def execute(command: list[str]) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         start_new_session=True,
     )
     try:
@@ -42,7 +42,8 @@ def execute(command: list[str]) -> str:
 
 
 def ddp_tensors(name: str, out: Path) -> dict[str, Tensor]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(VIRTUAL)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(VIRTUAL)]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     printed = execute([*torchrun, str(EXAMPLES / f"{name}_ddp.py"), "--epochs", "1", "--out", str(out)])
     assert printed.startswith("epoch 0: ")
     tensors: dict[str, Tensor] = torch.load(out)

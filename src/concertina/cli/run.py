@@ -43,7 +43,7 @@ def run(
     script: Annotated[
         Path,
         typer.Argument(
-            help="The training script. Options that concertina does not know are passed on to it; so is all that follows --."
+            help="The training script. Options that concertina does not know go to it, and all that follows --."
         ),
     ],
     virtual: Annotated[

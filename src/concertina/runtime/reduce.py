@@ -46,7 +46,7 @@ class LocalFold:
 
     They run in the order P-1, ..., 0. Seen from virtual worker v, the chunks of a bucket fall into contiguous ranges:
     chunk v+1 starts with v's term; chunks after it, and chunk 0, have begun and take v's term now; chunks 1..v must
-    wait until 0 has been added, so v's part of them is put aside.
+    wait until 0 has been added, so v's part of them is put aside. That keeps (P-1)/2 gradients instead of P.
     """
 
     name = "streaming fold"
@@ -55,49 +55,69 @@ class LocalFold:
         self._virtual = virtual
         self.order = tuple(reversed(range(virtual)))
         self._sums = [layout.new_flat(b) for b in range(len(layout.buckets))]
-        self._edges = [_chunk_edges(flat, virtual) for flat in self._sums]
-        self._filling: dict[int, Tensor] = {}  # scratch memory of the buckets that are being filled
-        self._free: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        self._room = max(flat.numel() for flat in self._sums)
-        self._aside = [self._put_aside_memory(b) for b in range(len(self._sums))]
+        self._terms = self._sums if virtual == 1 else [torch.empty_like(flat) for flat in self._sums]
+        moves = [self._plan(b) for b in range(len(self._sums))]
+        self._copies = [[bucket[v][0] for bucket in moves] for v in range(virtual)]  # by virtual worker and bucket
+        self._adds = [[bucket[v][1] for bucket in moves] for v in range(virtual)]
+        self._late_adds = [[pair for bucket in moves for pair in bucket[v][2]] for v in range(virtual)]
 
-    def _put_aside_memory(self, bucket: int) -> list[Tensor | None]:
-        edges, like = self._edges[bucket], self._sums[bucket]
-        sizes = [edges[v + 1] - edges[1] for v in range(self._virtual)]
-        return [like.new_empty(n) if n > 0 else None for n in sizes]
+    def _plan(self, bucket: int) -> list[tuple["Moves", "Moves", "Moves"]]:
+        """By virtual worker: what to copy when its term is complete, what to add then, and what to add at the end."""
+        total, term, last = self._sums[bucket], self._terms[bucket], self._virtual - 1
+        edges = _chunk_edges(total, self._virtual)
+        plans: list[tuple[Moves, Moves, Moves]] = []
+        for v in range(self._virtual):
+            copies, adds, late_adds = Moves(), Moves(), Moves()
+            if v > 0 and edges[v + 1] > edges[1]:
+                waiting = slice(edges[1], edges[v + 1])
+                aside = torch.empty_like(total[waiting])
+                copies.append((aside, term[waiting]))
+                late_adds.append((total[waiting], aside))
+            begun = slice(0, edges[1])
+            if v == last:
+                copies.append((total[begun], term[begun]))
+            else:
+                starting, going = slice(edges[v + 1], edges[v + 2]), slice(edges[v + 2], edges[-1])
+                copies.append((total[starting], term[starting]))
+                adds.append((total[going], term[going]))
+                adds.append((total[begun], term[begun]))
+            plans.append((copies, adds, late_adds))
+        return plans
 
     def buffer(self, virtual_worker: int, bucket: int) -> Tensor:
-        total = self._sums[bucket]
-        if self._virtual == 1:
-            return total  # a single term is the sum
-        if bucket not in self._filling:
-            free = self._free.setdefault((total.dtype, total.device), [])
-            self._filling[bucket] = free.pop() if free else total.new_empty(self._room)
-        return self._filling[bucket][: total.numel()]
+        return self._terms[bucket]
 
     def ready(self, virtual_worker: int, bucket: int) -> None:
-        if self._virtual == 1:
-            return
-        v, total, edges = virtual_worker, self._sums[bucket], self._edges[bucket]
-        scratch = self._filling.pop(bucket)
-        term, aside = scratch[: total.numel()], self._aside[bucket][v]
-        if aside is not None:
-            aside.copy_(term[edges[1] : edges[v + 1]])
-        if v == self._virtual - 1:
-            total[: edges[1]].copy_(term[: edges[1]])
-        else:
-            total[edges[v + 1] : edges[v + 2]].copy_(term[edges[v + 1] : edges[v + 2]])
-            total[edges[v + 2] :].add_(term[edges[v + 2] :])
-            total[: edges[1]].add_(term[: edges[1]])
-        self._free[total.dtype, total.device].append(scratch)
+        if self._virtual > 1:
+            _carry_out(self._copies[virtual_worker][bucket], self._adds[virtual_worker][bucket])
+
+    def all_ready(self, virtual_worker: int) -> None:
+        """Like `ready` for every bucket, in a handful of calls."""
+        if self._virtual > 1:
+            _carry_out(
+                Moves(pair for bucket in self._copies[virtual_worker] for pair in bucket),
+                Moves(pair for bucket in self._adds[virtual_worker] for pair in bucket),
+            )
+
+    def scale(self, factor: float) -> None:
+        """Multiplies the terms of all buckets."""
+        torch._foreach_mul_(self._terms, factor)
 
     def finish(self) -> list[Tensor]:
-        for total, edges, aside in zip(self._sums, self._edges, self._aside, strict=True):
-            for v in range(self._virtual - 1, 0, -1):
-                part = aside[v]
-                if part is not None:
-                    total[edges[1] : edges[v + 1]].add_(part)
+        for v in range(self._virtual - 1, 0, -1):
+            _carry_out(Moves(), self._late_adds[v])
         return self._sums
+
+
+class Moves(list[tuple[Tensor, Tensor]]):
+    """Pairs of (where to, where from)."""
+
+
+def _carry_out(copies: list[tuple[Tensor, Tensor]], adds: list[tuple[Tensor, Tensor]]) -> None:
+    if copies:
+        torch._foreach_copy_([to for to, _ in copies], [source for _, source in copies])
+    if adds:
+        torch._foreach_add_([to for to, _ in adds], [source for _, source in adds])
 
 
 class NativeAllReduce:

@@ -73,6 +73,7 @@ class Session:
         self._header: Tensor | None = None
         self._header_work: Any = None
         self._digest: ParameterDigest | None = None
+        self._digest_step = 0  # the step after which the fingerprints on their way were taken
         self._logged: dict[str, Any] = {}
         self._unsent: tuple[int, int, dict[str, Any]] | None = None
         self.recorder: Recorder | None = None
@@ -327,6 +328,7 @@ class Session:
 
     def _wishes(self) -> Tensor:
         self._wants[INTERRUPT] = int(stop_request.asked)
+        self._digest_step = self.step
         digests = self._digest.compute() if self._digest is not None else []
         return torch.tensor([*self._wants, *digests, *(-d for d in digests)], dtype=torch.int64)
 
@@ -357,7 +359,7 @@ class Session:
         engine = self.engine
         names = [engine.names[i] for i in engine.layout.buckets[bucket]]
         raise DivergenceError(
-            f"the workers' parameters differ before step {self.step}, in bucket {bucket} ({', '.join(names[:4])}"
+            f"the workers' parameters differ after step {self._digest_step}, in bucket {bucket} ({', '.join(names[:4])}"
             f"{', ...' if len(names) > 4 else ''}): something changes them on some workers only"
         )
 

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from concertina.core.errors import UnsupportedScript, UsageError
 from concertina.core.placement import VirtualPlacement
 from concertina.runtime.buckets import BucketLayout, DdpOptions
 from concertina.runtime.buffers import FlatBuffers, Saved
 from concertina.runtime.group import Group
-from concertina.runtime.reduce import Reducer
+from concertina.runtime.reduce import LocalFold, Reducer
 from concertina.runtime.rng import RandomState, seed_everything
 from concertina.runtime.torch_internals import call_after_backward
 
@@ -49,6 +50,7 @@ class Turn:
     sync: bool | None = None  # whether the last forward was a synchronising one
     ready: set[int] = field(default_factory=set)  # parameters whose gradient was taken out
     ready_order: list[int] = field(default_factory=list)
+    watching: bool = False  # a backward has begun
     backward_done: bool = False
     stepped: bool = False
     cleared_by: set[int] = field(default_factory=set)  # optimizers that set gradients to None before backward
@@ -114,6 +116,8 @@ class VirtualEngine:
         self._make_reducer = make_reducer
         self._reducer = make_reducer(self.layout)
         self._stale_reducer = False
+        self._param_hooks: list[Any] = []
+        self._outputs_are_tensors = True  # so that the start of a backward can be seen at the model's output
         self._bucket_of: list[tuple[int, int]] = []
         self._pending: list[int] = []
         self._filling: dict[int, list[Tensor]] = {}  # views of the buckets that this turn is filling
@@ -142,8 +146,11 @@ class VirtualEngine:
     def _install_hooks(self) -> None:
         self.model.register_forward_pre_hook(ModelHook(self._before_forward))
         self.model.register_forward_hook(ModelHook(self._after_forward))
-        for i, param in enumerate(self.params):
-            param.register_post_accumulate_grad_hook(partial(self._on_grad, i))
+        self._hang_on_params()
+
+    def _hang_on_params(self) -> None:
+        hooks = [p.register_post_accumulate_grad_hook(partial(self._on_grad, i)) for i, p in enumerate(self.params)]
+        self._param_hooks = hooks
 
     def _place_params(self) -> None:
         """Where each parameter lies in the layout: (bucket, position in it)."""
@@ -191,9 +198,12 @@ class VirtualEngine:
 
     def begin_round(self) -> None:
         if self._stale_reducer:
+            self._views = {}
+            del self._reducer  # its memory goes before the next one's comes
             self._reducer = self._make_reducer(self.layout)
             self._place_params()
             self._stale_reducer = False
+        self._choose_when_to_take()
         if self.last_turn is None or self.step_done:
             self._keep_base()
         if self.syncs_buffers and self.options.broadcast_buffers and self.buffers:
@@ -202,6 +212,22 @@ class VirtualEngine:
             self._synced_buffers = None
         self.step_done = False
         self.last_turn = None
+
+    def _choose_when_to_take(self) -> None:
+        """Gradients one by one as they appear, or all at the end of a backward: cheaper where nothing could overlap."""
+        at_end = (
+            isinstance(self._reducer, LocalFold)
+            and not self.layout.wants_ready_order
+            and not self.options.tracks_usage
+            and self.observer is None
+            and self._outputs_are_tensors
+        )
+        if at_end and self._param_hooks:
+            for hook in self._param_hooks:
+                hook.remove()
+            self._param_hooks = []
+        elif not at_end and not self._param_hooks:
+            self._hang_on_params()
 
     def _keep_base(self) -> None:
         """What the user left in `.grad` after a step is where every virtual worker's next accumulation starts."""
@@ -331,6 +357,23 @@ class VirtualEngine:
         turn.syncs_buffers_next = torch.is_grad_enabled() and self.sync_allowed
         if torch.is_grad_enabled():
             turn.sync = self.sync_allowed
+            if turn.sync and not self._param_hooks:
+                self._watch_outputs(output)
+
+    def _watch_outputs(self, output: Any) -> None:
+        """Without hooks on parameters, the first gradient at an output tells that a backward has begun."""
+        watched = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
+        for tensor in watched:
+            tensor.register_hook(self._on_output_grad)
+        if not watched:
+            self._outputs_are_tensors = False
+            self._hang_on_params()
+
+    def _on_output_grad(self, grad: Tensor) -> None:
+        turn = self.turn
+        if turn is not None and turn.sync and not turn.watching:
+            turn.watching = True
+            self._first_grad(turn)
 
     # -- backward ----------------------------------------------------------------------------------------------------
 
@@ -339,7 +382,8 @@ class VirtualEngine:
         turn = self.turn
         if turn is None:
             return
-        self.contexts[turn.virtual_worker].used[index] = True
+        if self.options.tracks_usage:
+            self.contexts[turn.virtual_worker].used[index] = True
         if not turn.sync:
             if turn.sync is None:
                 raise UnsupportedScript(
@@ -347,7 +391,8 @@ class VirtualEngine:
                     "itself, not one of its methods or parts, as DistributedDataParallel requires too"
                 )
             return
-        if not turn.ready:
+        if not turn.watching:
+            turn.watching = True
             self._first_grad(turn)
         if index in turn.ready:
             raise UnsupportedScript(
@@ -379,12 +424,7 @@ class VirtualEngine:
         if grad is None:
             view.zero_()
         else:
-            if grad.requires_grad:
-                raise UnsupportedScript("backward(create_graph=True) gives gradients that cannot be taken out")
-            if grad.layout is not torch.strided:
-                raise UnsupportedScript(
-                    f"parameter {self.names[index]} has a sparse gradient; make its module with sparse=False"
-                )
+            self._check_dense(index, grad)
             if self._lives_in_bucket(index, grad):
                 torch.div(grad, self.virtual, out=view)
             else:
@@ -395,6 +435,39 @@ class VirtualEngine:
         self._pending[bucket] -= 1
         if self._pending[bucket] == 0:
             self._reducer.ready(v, bucket)
+
+    def _take_all(self, turn: Turn) -> None:
+        """`_take` for all parameters at once, in a few calls of torch."""
+        assert isinstance(self._reducer, LocalFold)
+        grads: list[Any] = [p.grad for p in self.params]
+        turn.ready = {i for i, g in enumerate(grads) if g is not None}
+        if len(turn.ready) < len(grads) or self.options.gradient_as_bucket_view:
+            taken, turn.ready = turn.ready, set()
+            for i in sorted(taken):
+                turn.ready.add(i)
+                self._take(turn.virtual_worker, i, self.params[i])
+            return
+        for i, grad in enumerate(grads):
+            self._check_dense(i, grad)
+        views = [
+            view
+            for bucket in range(len(self.layout.buckets))
+            for view in self._filling.get(bucket) or self._open_bucket(turn.virtual_worker, bucket)
+        ]
+        torch._foreach_copy_(views, [grads[i] for bucket in self.layout.buckets for i in bucket])
+        if self.virtual > 1:
+            self._reducer.scale(1.0 / self.virtual)
+        self._reducer.all_ready(turn.virtual_worker)
+        for p in self.params:
+            p.grad = None
+
+    def _check_dense(self, index: int, grad: Any) -> None:
+        if grad.requires_grad:
+            raise UnsupportedScript("backward(create_graph=True) gives gradients that cannot be taken out")
+        if grad.layout is not torch.strided:
+            raise UnsupportedScript(
+                f"parameter {self.names[index]} has a sparse gradient; make its module with sparse=False"
+            )
 
     def _open_bucket(self, v: int, bucket: int) -> list[Tensor]:
         memory = self._reducer.buffer(v, bucket)
@@ -411,6 +484,8 @@ class VirtualEngine:
     def _on_backward_end(self) -> None:
         turn = self.turn
         assert turn is not None
+        if not self._param_hooks:
+            self._take_all(turn)
         missing = [i for i in range(len(self.params)) if i not in turn.ready]
         if missing and not self.options.tracks_usage:
             names = ", ".join(self.names[i] for i in missing[:5]) + (" ..." if len(missing) > 5 else "")
@@ -420,7 +495,7 @@ class VirtualEngine:
             )
         for i in missing:
             self._take(turn.virtual_worker, i, self.params[i])
-        turn.backward_done = True
+        turn.backward_done, turn.watching = True, False
         if turn.virtual_worker == 0:
             self._first_order = turn.ready_order + missing
         if self._all_cleared(turn):

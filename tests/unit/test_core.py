@@ -1,0 +1,148 @@
+"""Vocabulary: environment variables, placements, messages, checkpoint manifests."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from concertina.core import checkpoints, messages
+from concertina.core.env import WorkerEnv
+from concertina.core.errors import CheckpointError, UsageError
+from concertina.core.placement import VirtualPlacement
+from concertina.master.machine import Change
+from concertina.runner import RunSettings, SampleBook, parse_changes
+
+
+def test_a_worker_environment_survives_the_way_through_variables() -> None:
+    env = WorkerEnv(virtual=8, workers=3, worker=2, generation=4, launched=True, run_dir="x y", stop_at=7)
+    assert WorkerEnv.from_environ(env.to_environ()) == env
+
+
+def test_without_variables_a_script_is_a_job_of_one() -> None:
+    assert WorkerEnv.from_environ({}) == WorkerEnv()
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"virtual": 0}, "at least 1 virtual worker"),
+        ({"virtual": 2, "workers": 3}, "use 1 to 2 workers"),
+        ({"virtual": 2, "workers": 0}, "use 1 to 2 workers"),
+        ({"level": "D9"}, "not one of D0, D1, D2"),
+    ],
+)
+def test_senseless_environments_are_refused(fields: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        WorkerEnv(**fields)
+
+
+def test_a_number_that_is_none_is_named() -> None:
+    with pytest.raises(UsageError, match="CONCERTINA_VIRTUAL='four'"):
+        WorkerEnv.from_environ({"CONCERTINA_VIRTUAL": "four"})
+
+
+def test_blocks_are_contiguous_and_even() -> None:
+    assert VirtualPlacement.blocks(8, 3).workers == ((0, 1), (2, 3, 4), (5, 6, 7))
+    assert VirtualPlacement.blocks(3, 3).one_each
+    assert VirtualPlacement.blocks(8, 3).host(4) == 1
+
+
+@pytest.mark.parametrize("workers", [((0, 1), ()), ((0,), (0, 1)), ((0, 2),)])
+def test_a_placement_has_every_virtual_worker_once(workers: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(ValueError, match="not a placement"):
+        VirtualPlacement(workers)
+
+
+def test_a_long_event_loses_text_not_structure() -> None:
+    line = messages.encode({"event": "failed", "error": "x" * 10_000, "worker": 3})
+    assert len(line) <= messages.MAX_LINE
+    event = messages.decode(line)
+    assert (event["event"], event["worker"]) == ("failed", 3)
+
+
+def test_a_line_that_is_no_event_is_refused() -> None:
+    with pytest.raises(ValueError, match="not an event"):
+        messages.decode(b"[1]")
+
+
+def test_changes_are_read_in_order() -> None:
+    assert parse_changes("40=4, 80=2") == (Change(40, 4), Change(80, 2))
+    assert parse_changes("") == ()
+
+
+@pytest.mark.parametrize("text", ["40", "x=4", "40=4,40=2", "40=4,30=2", "0=1", "5=0", "=", "40=4=2"])
+def test_malformed_changes_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--resize"):
+        parse_changes(text)
+
+
+def test_settings_refuse_what_cannot_run(tmp_path: Path) -> None:
+    good = tmp_path / "good.py"
+    good.write_text("pass")
+    bad = tmp_path / "bad.py"
+    bad.write_text("def")
+    with pytest.raises(UsageError, match="is not a file"):
+        RunSettings(script=tmp_path / "missing.py")
+    with pytest.raises(UsageError, match="not a Python script"):
+        RunSettings(script=bad)
+    with pytest.raises(UsageError, match="needs 1 to 4 workers"):
+        RunSettings(script=good, virtual=4, changes=(Change(3, 5),))
+    with pytest.raises(UsageError, match="needs --checkpoint DIR"):
+        RunSettings(script=good, checkpoint_every=5)
+
+
+def write_checkpoint(folder: Path, step: int) -> Path:
+    path = folder / checkpoints.folder_name(step)
+    path.mkdir(parents=True)
+    (path / "shared.pt").write_bytes(b"state" * 100)
+    files = {"shared.pt": checkpoints.file_entry(path / "shared.pt")}
+    manifest = checkpoints.Manifest(step=step, epoch=0, virtual=4, environment={}, files=files)
+    (path / "manifest.json").write_text(manifest.to_json())
+    return path
+
+
+def test_the_newest_whole_checkpoint_is_found(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 5)
+    newest = write_checkpoint(tmp_path, 10)
+    assert checkpoints.newest_whole(tmp_path) == (newest, [])
+    assert checkpoints.check_whole(newest).virtual == 4
+
+
+def test_a_torn_checkpoint_is_passed_over_with_a_sentence(tmp_path: Path) -> None:
+    older = write_checkpoint(tmp_path, 5)
+    torn = write_checkpoint(tmp_path, 10)
+    (torn / "shared.pt").write_bytes(b"state")
+    found, passed_over = checkpoints.newest_whole(tmp_path)
+    assert found == older
+    assert "has 5 bytes instead of 500" in passed_over[0]
+
+
+def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, 5)
+    (path / "shared.pt").write_bytes(b"stalE" * 100)
+    with pytest.raises(CheckpointError, match="another hash"):
+        checkpoints.check_whole(path)
+
+
+def test_a_newer_format_a_damaged_manifest_and_no_checkpoint_are_told_apart(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "a", 5)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
+    with pytest.raises(CheckpointError, match="upgrade concertina"):
+        checkpoints.newest_whole(path)
+    (path / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        checkpoints.check_whole(path)
+    with pytest.raises(CheckpointError, match="nothing to resume from"):
+        checkpoints.newest_whole(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        checkpoints.newest_whole(tmp_path / "empty")
+
+
+def test_the_sample_book_counts_missed_and_doubled_batches() -> None:
+    book = SampleBook()
+    event = {"loader": 0, "epoch": 2, "virtual": 0, "batches": 10, "expected": 40}
+    book.add({**event, "first": 0, "end": 4, "seen": 16})
+    book.add({**event, "first": 3, "end": 9, "seen": 24})
+    assert book.rows() == [{"epoch": 2, "loader": 0, "expected": 40, "seen": 40, "duplicated": 4, "missed": 4}]

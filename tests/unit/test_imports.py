@@ -1,0 +1,73 @@
+"""The layers may import only what STYLE allows, and pure modules touch no clock, process or socket."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "concertina"
+STDLIB = set(sys.stdlib_module_names)
+ALLOWED = {  # folder -> third-party packages, and folders of our own
+    "core": (set(), {"core"}),
+    "master": (set(), {"core", "master"}),
+    "runtime": ({"torch", "numpy"}, {"core", "runtime"}),
+    "backends": (set(), {"core", "backends"}),
+    "verify": (set(), {"core", "runner", "verify"}),
+    "policies": ({"numpy", "highspy"}, {"core", "policies"}),
+    "simulator": ({"numpy", "plotly", "rich"}, {"core", "policies", "simulator"}),
+}
+PURE = ["core", "policies", "master/machine.py", "runtime/ring_order.py"]
+IMPURE = {"time", "os", "socket", "asyncio", "threading", "subprocess", "logging"}
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of what a file imports, at any depth of its code."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def files(where: str) -> list[Path]:
+    path = SOURCE / where
+    return [path] if path.is_file() else sorted(path.rglob("*.py"))
+
+
+@pytest.mark.parametrize("folder", sorted(ALLOWED))
+def test_a_folder_imports_only_what_it_may(folder: str) -> None:
+    packages, own = ALLOWED[folder]
+    for path in files(folder):
+        for name in imports(path):
+            top, _, rest = name.partition(".")
+            if top == "concertina":
+                assert rest.partition(".")[0] in own | {"__version__"}, f"{path.name} imports {name}"
+            else:
+                assert top in STDLIB | packages, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("where", PURE)
+def test_a_pure_module_imports_nothing_that_acts(where: str) -> None:
+    for path in files(where):
+        touched = {name.partition(".")[0] for name in imports(path)} & IMPURE
+        assert not touched, f"{path.name} imports {touched}"
+
+
+def test_the_command_line_does_not_import_torch() -> None:
+    code = "import sys, concertina, concertina.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_the_front_door_of_the_runtime_is_small() -> None:
+    import concertina
+    from concertina import runtime
+
+    assert runtime.__all__ == ["Session", "join"]
+    assert concertina.join is runtime.join
+    with pytest.raises(AttributeError, match="no attribute 'leave'"):
+        _ = concertina.leave
