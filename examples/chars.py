@@ -1,7 +1,7 @@
 """A character transformer that reads what Python's help() says about the language.
 
-    python examples/chars.py                                                     alone
-    concertina run --virtual 4 --resize "40=4,80=2" examples/chars.py            on 1, then 4, then 2 workers
+    python examples/chars.py                                                              alone
+    concertina run --virtual 4 --workers 1 --resize "40=4,80=2" examples/chars.py         on 1, 4, then 2 workers
 
 Tied embedding, dropout, AdamW and gradient clipping, all where a DDP script has them.
 """

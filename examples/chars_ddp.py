@@ -94,6 +94,7 @@ def main():
             print(f"epoch {epoch}: test loss {evaluate(model.module):.3f} per character", flush=True)
     if dist.get_rank() == 0 and args.out:
         torch.save(model.module.state_dict(), args.out)
+    dist.barrier()
     dist.destroy_process_group()
 
 

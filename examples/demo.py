@@ -143,7 +143,7 @@ def main():
         "  the lines that make a DDP script elastic\n"
         "    diff examples/digits_ddp.py examples/digits.py\n"
         "  the same by hand, with other numbers of workers\n"
-        '    .venv/bin/concertina run --virtual 4 --resize "50=3,90=1" examples/digits.py\n'
+        '    .venv/bin/concertina run --workers 2 --resize "50=3,90=1" examples/digits.py\n'
         "  is a script of your own elastic, to the bit?\n"
         "    .venv/bin/concertina verify SCRIPT",
         highlight=False,

@@ -1,7 +1,7 @@
 """Handwritten digits: a small CNN with BatchNorm, dropout and random augmentation.
 
-    python examples/digits.py                                                    alone
-    concertina run --virtual 4 --resize "40=4,80=2" examples/digits.py           on 1, then 4, then 2 workers
+    python examples/digits.py                                                              alone
+    concertina run --virtual 4 --workers 1 --resize "40=4,80=2" examples/digits.py         on 1, 4, then 2 workers
 
 --virtual decides the result, the number of workers does not: the model is the same to the bit.
 """

@@ -91,6 +91,7 @@ def main():
             print(f"epoch {epoch}: test accuracy {evaluate(model.module):.1%}", flush=True)
     if dist.get_rank() == 0 and args.out:
         torch.save(model.module.state_dict(), args.out)
+    dist.barrier()
     dist.destroy_process_group()
 
 

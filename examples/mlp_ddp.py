@@ -66,6 +66,7 @@ def main():
             print(f"epoch {epoch}: mean squared error {evaluate(model.module):.5f}", flush=True)
     if dist.get_rank() == 0 and args.out:
         torch.save(model.module.state_dict(), args.out)
+    dist.barrier()
     dist.destroy_process_group()
 
 

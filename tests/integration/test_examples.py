@@ -84,7 +84,7 @@ def test_example_and_twin_differ_in_few_lines(name: str) -> None:
     twin, example = (_without_head(EXAMPLES / f"{name}{suffix}.py") for suffix in ("_ddp", ""))
     delta = list(difflib.ndiff(twin, example))
     assert sum(line.startswith("+ ") for line in delta) <= 10
-    assert sum(line.startswith("- ") for line in delta) <= 14
+    assert sum(line.startswith("- ") for line in delta) <= 15
 
 
 def _without_head(path: Path) -> list[str]:
