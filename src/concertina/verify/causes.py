@@ -11,7 +11,7 @@ from enum import Enum
 
 from concertina.verify.compare import BETWEEN, NOBODY, Difference, Stage, call_that_differs
 from concertina.verify.dependence import Dependence, Observation, explanations
-from concertina.verify.records import RunRecord, StepEnd, Turn
+from concertina.verify.records import Call, RunRecord, StepEnd, Turn
 from concertina.verify.suspects import Suspect, Suspicion, bare
 
 
@@ -534,10 +534,17 @@ def _locate_call(a: Turn, b: Turn) -> Place:
     one, other = a.calls[i], b.calls[i]
     if one.given == other.given:
         return Place(one.module, True)
-    whole = [(x.given, y.given) for x, y in zip(a.calls, b.calls, strict=False) if x.module == y.module == ""]
-    if any(x != y for x, y in whole):
-        return Place("", False)
-    return Place(_parent(one.module), True)
+    return _outside(one.module, a.calls[i:], b.calls[i:])
+
+
+def _outside(module: str, left: Sequence[Call], right: Sequence[Call]) -> Place:
+    """`module` got different inputs: the nearest module around it that did not."""
+    while module:
+        module = _parent(module)
+        both = [(x, y) for x, y in zip(left, right, strict=False) if x.module == y.module == module]
+        if both and both[0][0].given == both[0][1].given:
+            return Place(module, True)
+    return Place("", not both)
 
 
 def _parent(module: str) -> str:

@@ -1,7 +1,8 @@
 """Which runs to make, and the verdict over what they left."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -59,7 +60,8 @@ class VerifySettings:
             plan = default_changes(self.virtual, self.steps)
         runs = [fixed[0], again, *fixed[1:]]
         if plan:
-            runs.append(PlannedRun(name=_path(counts[0], plan), workers=counts[0], changes=plan))
+            with _own_option_names():
+                runs.append(PlannedRun(name=_path(counts[0], plan), workers=counts[0], changes=plan))
         return tuple(runs)
 
 
@@ -71,7 +73,7 @@ class PlannedRun:
     fresh: bool = False
 
     def settings(self, asked: VerifySettings, folder: Path) -> RunSettings:
-        try:
+        with _own_option_names():
             return RunSettings(
                 script=asked.script,
                 args=asked.args,
@@ -83,8 +85,15 @@ class PlannedRun:
                 level=asked.level,
                 record_dir=folder,
             )
-        except UsageError as error:
-            raise UsageError(str(error).replace("--resize", "--changes")) from None
+
+
+@contextmanager
+def _own_option_names() -> Iterator[None]:
+    """What is --resize elsewhere is --changes here."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(str(error).replace("--resize", "--changes")) from None
 
 
 def default_changes(virtual: int, steps: int) -> str:
