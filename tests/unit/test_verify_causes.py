@@ -455,6 +455,19 @@ def test_workers_of_one_run_that_differ_are_told_from_a_change_on_all() -> None:
     assert cause.look_at == (line,)
 
 
+def test_bodies_that_change_parameters_on_all_workers_are_not_called_some_workers() -> None:
+    def clamps(process: Process, turn: dict[str, Any]) -> None:
+        turns = process.memory["turns"] = process.memory.get("turns", 0) + 1
+        turn["params"] = {"head.weight": turn["params"]["head.weight"] + " clamped" * (turns - 1)}
+
+    uneven = job((1, 2), virtual=3, fault=clamps)  # worker 0 has one turn per step, worker 1 has two
+    lone = change_end(uneven, 1, worker=0, params_after={"head.weight": "p"}, params={"head.weight": "p clamped"})
+    difference = replica_difference(lone)
+    assert difference is not None
+    cause = diagnose(Case(difference=difference, runs=[lone], repeatable=True))
+    assert "once per turn" in cause.sentence
+
+
 def test_workers_that_part_between_two_steps() -> None:
     met = (StepEnd(step=3, params={"head.weight": "a"}), StepEnd(step=3, worker=1, params={"head.weight": "b"}))
     run = replace(job((1, 2)), meetings={3: met}, failure="they differ", failure_kind="DivergenceError")

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 
 from concertina.verify.compare import BETWEEN, NOBODY, Difference, Stage, call_that_differs
 from concertina.verify.dependence import Dependence, Observation, explanations
@@ -279,15 +280,28 @@ def _parameters(case: Case) -> Cause:
         evidence.append(f"with {run.name}, workers 0 and {worker} do not have the same parameters after step {step}")
         if run.failure:
             evidence.append(f"that run ended with: {run.failure}")
-    some = " on some workers only" if split is not None else ", once per turn instead of once per step"
+    in_bodies = split is None or all(_changes_in_bodies(split[0], w) for w in _workers_of(split[0]))
     return Cause(
         kind=CauseKind.PARAMETERS,
-        sentence=f"parameters are changed outside the optimizer{some}",
+        sentence="parameters are changed outside the optimizer"
+        + (", in the loop body: once per turn instead of once per step" if in_bodies else " on some workers only"),
         evidence=tuple(evidence),
         advice="change parameters in the optimizer's step alone; what must come besides it (clamping, averaging) "
         "belongs into optimizer.register_step_post_hook, which runs once per step on every worker",
-        look_at=case.suspected(Suspicion.MAIN, Suspicion.WORKERS) if split is not None else (),
+        look_at=() if in_bodies else case.suspected(Suspicion.MAIN, Suspicion.WORKERS),
     )
+
+
+def _workers_of(run: RunRecord) -> set[int]:
+    return {turn.worker for turn in run.turns.values()}
+
+
+def _changes_in_bodies(run: RunRecord, worker: int) -> bool:
+    """Whether a worker's parameters ever change between two turns of a step, or after the optimizer's update."""
+    turns = [turn for turn in run.turns.values() if turn.worker == worker]
+    ends = [end for ends in run.ends.values() for end in ends if end.worker == worker]
+    between = any(a.step == b.step and a.params != b.params for a, b in pairwise(turns))
+    return between or any(end.params_after and end.params_after != end.params for end in ends)
 
 
 def _starts_differ(d: Difference) -> bool:
