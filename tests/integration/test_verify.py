@@ -42,6 +42,15 @@ def test_a_clean_script_passes_at_1_2_3_workers_and_through_changes(backend: Loc
     assert verdict.notes == ()
 
 
+def test_accumulation_evaluation_and_data_processes_are_followed_round_by_round(
+    backend: LocalBackend, tmp_path: Path
+) -> None:
+    verdict = verify("clean_many_rounds", backend, tmp_path, changes="3=2,5=1", steps=6)
+    assert verdict.difference is None, in_words(verdict)
+    rounds = {step: max(r for s, r, _ in verdict.runs[0].turns if s == step) for step in range(1, 7)}
+    assert rounds == {1: 1, 2: 1, 3: 1, 4: 1, 5: 3, 6: 1}  # two to accumulate; two of evaluation between 4 and 5
+
+
 FAULTS = [
     # script, cause, step, what differs, where or with what, a line to look at, layer
     ("own_generator", CauseKind.OWN_GENERATOR, 1, "output", "`model.noise.generator`", "self.generator =", "noise"),

@@ -58,8 +58,10 @@ def _parts(value: Any, depth: int) -> Iterable[str]:
         return sorted(fingerprint(v, depth - 1) for v in value)
     if isinstance(value, list | tuple):
         return [fingerprint(v, depth - 1) for v in value]
-    if dataclasses.is_dataclass(value) or hasattr(value, "__dict__"):
-        return [fingerprint(v, depth - 1) for v in vars(value).values()] if hasattr(value, "__dict__") else []
+    if dataclasses.is_dataclass(value):
+        return [fingerprint(getattr(value, f.name), depth - 1) for f in dataclasses.fields(value)]
+    if hasattr(value, "__dict__"):
+        return [fingerprint(v, depth - 1) for v in vars(value).values()]
     return []
 
 
