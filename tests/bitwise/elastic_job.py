@@ -35,6 +35,7 @@ def main() -> None:
                 file.write(loss.double().item().hex() + "\n")
             session.log(loss=loss)
     engine = session.engine
+    engine._save_resident()
     for v in engine.order:
         torch.save(dict(engine.buffers.by_name(engine.contexts[v].buffers)), out / f"buffers-{v}.pt")
     if session.is_main:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,12 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from concertina.backends.local import LocalBackend
 from concertina.runner import RunSettings, parse_changes, run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NAMES = ("digits", "chars", "mlp")
 VIRTUAL = 3
 PATIENCE_S = 240.0  # for one example on a machine that is busy with other things
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend]:
+    nursery = LocalBackend.open(tmp_path_factory.mktemp("nursery"), threads=1)
+    yield nursery
+    nursery.close()
 
 
 def execute(command: list[str], proof: Path) -> str:
@@ -53,14 +62,15 @@ def ddp_tensors(name: str, out: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def elastic_tensors(name: str, changes: str, out: Path) -> dict[str, Tensor]:
+def elastic_tensors(name: str, changes: str, out: Path, backend: LocalBackend) -> dict[str, Tensor]:
     settings = RunSettings(
         script=EXAMPLES / f"{name}.py",
         args=["--epochs", "1", "--out", str(out)],
         virtual=VIRTUAL,
         changes=parse_changes(changes),
+        run_dir=out.parent / "run",
     )
-    report = run(settings)
+    report = run(settings, backend=backend)
     assert [g.workers for g in report.generations] == [1, 3, 2]
     assert [row["duplicated"] + row["missed"] for row in report.samples] == [0]
     tensors: dict[str, Tensor] = torch.load(out)
@@ -68,8 +78,10 @@ def elastic_tensors(name: str, changes: str, out: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_changing_worker_counts_give_the_tensors_of_the_ddp_twin(name: str, tmp_path: Path) -> None:
-    elastic = elastic_tensors(name, "5=3,12=2", tmp_path / "elastic.pt")
+def test_changing_worker_counts_give_the_tensors_of_the_ddp_twin(
+    name: str, tmp_path: Path, backend: LocalBackend
+) -> None:
+    elastic = elastic_tensors(name, "5=3,12=2", tmp_path / "elastic.pt", backend)
     ddp = ddp_tensors(name, tmp_path / "ddp.pt")
     assert elastic.keys() == ddp.keys()
     assert [key for key in ddp if not torch.equal(elastic[key], ddp[key])] == []

@@ -198,6 +198,14 @@ def test_a_script_that_fails_at_once_is_no_verdict(script: Path) -> None:
     assert len(machine.runs) == 1
 
 
+def test_a_script_that_never_trains_is_no_verdict(script: Path) -> None:
+    def launch(settings: RunSettings, listener: Listener, fresh: bool) -> Report:
+        return Report(virtual=settings.virtual)
+
+    with pytest.raises(UsageError, match="nothing to compare"):
+        Experiment(VerifySettings(script=script), launch, script.parent / "records").verdict()
+
+
 def test_a_script_that_fails_at_two_workers_is_a_no(script: Path) -> None:
     machine = Machine(lambda settings, step, v: "1", fails=lambda settings: "two!" if settings.workers == 2 else "")
     verdict = experiment(script, machine).verdict()

@@ -1,5 +1,6 @@
 """`concertina verify`: is this script bitwise elastic?"""
 
+import inspect
 import json
 import sys
 import tempfile
@@ -22,11 +23,11 @@ EXAMPLES = """
 
 [bold]Examples[/bold]
 
-concertina verify train.py                              [dim]# 4 virtual workers, 12 steps, on 1, 2 and 4 workers[/dim]
+concertina verify train.py                 [dim]# 4 virtual workers, 12 steps[/dim]
 
-concertina verify --virtual 8 --steps 30 --workers "1,3,8" train.py --data cifar
+concertina verify -P 8 --workers "1,3,8" train.py --data cifar
 
-concertina verify --changes "5=4,9=2" train.py          [dim]# 4 workers from step 5 on, 2 from step 9 on[/dim]
+concertina verify --changes "5=4,9=2" train.py
 
 concertina verify --json train.py | jq .cause
 """
@@ -64,6 +65,8 @@ def verify(
     Runs the first steps of the script at several numbers of workers, and once with changes in between. Compares
     batches, the output of every layer, losses, gradients, buffers, random states and parameters, and names step,
     virtual worker, tensor, layer and likely cause of the first difference. Exit code 0: bitwise elastic; 1: not.
+
+    The script really runs, several times: files that it writes, it writes each time.
     """
     settings = VerifySettings(
         script=script,
@@ -83,7 +86,7 @@ def verify(
     raise typer.Exit(0 if verdict.elastic else 1)
 
 
-verify.__doc__ = (verify.__doc__ or "") + EXAMPLES
+verify.__doc__ = inspect.cleandoc(verify.__doc__ or "") + EXAMPLES
 
 
 @contextmanager

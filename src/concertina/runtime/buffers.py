@@ -93,6 +93,7 @@ class FlatBuffers:
             target.copy_(flat)
 
     def load_from(self, saved: Sequence[Tensor]) -> None:
+        self.adopt_reassigned()
         for flat, source in zip(self.flats, saved, strict=True):
             flat.copy_(source)
 

@@ -40,8 +40,8 @@ class SessionLoader:
             self._mid_pass = False
             return self._resume_at
         for v in self._session.engine.order:
-            with self._session.engine.as_virtual_worker(v):
-                self.feed.new_pass(v)
+            self._session.engine.draw_as(v)
+            self.feed.new_pass(v)
         return 0
 
     def epoch_done(self) -> None:

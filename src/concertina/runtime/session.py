@@ -302,7 +302,6 @@ class Session:
         self._close_pass()
 
     def enter_pass(self, new: Pass) -> None:
-        self.engine.come_inside()
         self._pass = new
 
     def leave_pass(self, completed: bool) -> None:

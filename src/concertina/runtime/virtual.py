@@ -6,8 +6,7 @@ At the end of the last local virtual worker's backward the buckets are summed, s
 (clipping, scaler, optimizer) sees what it would see under DistributedDataParallel.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -117,6 +116,7 @@ class VirtualEngine:
         self._reducer = make_reducer(self.layout)
         self._stale_reducer = False
         self._param_hooks: list[Any] = []
+        self._resident: int | None = None  # the virtual worker whose random state and buffers are live
         self._outputs_are_tensors = True  # so that the start of a backward can be seen at the model's output
         self._bucket_of: list[tuple[int, int]] = []
         self._pending: list[int] = []
@@ -164,35 +164,41 @@ class VirtualEngine:
         """Every local virtual worker begins with this random state and the model's buffers."""
         for v in self.order:
             self.contexts[v] = VirtualContext(random, self.buffers.copy(), used=[False] * len(self.params))
+        self._resident = min(self.order)
 
-    # -- outside the loop: code runs as the first local virtual worker, on the main worker as virtual worker 0 -------
+    # -- whose random state and buffers are the live ones ------------------------------------------------------------
 
-    @property
-    def _home(self) -> VirtualContext:
-        return self.contexts[min(self.contexts)]
+    def _make_resident(self, v: int) -> None:
+        """Changes over to virtual worker v; nothing to do if it never left, as with one virtual worker per worker."""
+        if self._resident != v:
+            self._save_resident()
+            self.contexts[v].random.restore()
+            self.buffers.load_from(self.contexts[v].buffers)
+            self._resident = v
+
+    def _save_resident(self) -> None:
+        if self._resident is not None:
+            context = self.contexts[self._resident]
+            context.random = RandomState.capture()
+            self.buffers.save_to(context.buffers)
 
     def go_outside(self) -> None:
-        self._home.random.restore()
-        self.buffers.load_from(self._home.buffers)
+        """Outside the loop, code runs as the first local virtual worker: on the main worker, as virtual worker 0."""
+        self._make_resident(min(self.contexts))
 
-    def come_inside(self) -> None:
-        self._home.random = RandomState.capture()
-        self.buffers.save_to(self._home.buffers)
-
-    @contextlib.contextmanager
-    def as_virtual_worker(self, v: int) -> Iterator[None]:
-        """Draw random numbers in v's name, between rounds."""
-        self.contexts[v].random.restore()
-        yield
-        self.contexts[v].random = RandomState.capture()
+    def draw_as(self, v: int) -> None:
+        """Random numbers drawn from now on, between rounds, are virtual worker v's."""
+        self._make_resident(v)
 
     def seed(self, seed: int) -> None:
         if self.turn is not None:
             raise UsageError("session.seed() inside the loop body: call it before the loop")
+        self._save_resident()
         for v in self.order:
             seed_everything(seed + v)
             self.contexts[v].random = RandomState.capture()
-        self._home.random.restore()
+        self._resident = None
+        self.go_outside()
 
     # -- rounds: one turn of every local virtual worker --------------------------------------------------------------
 
@@ -242,26 +248,33 @@ class VirtualEngine:
         for p in self.params:
             p.grad = None
 
-    def _buffers_of_first(self) -> Saved:
+    def _buffers_of_first(self) -> Saved | None:
         """The buffers of virtual worker 0, which DDP gives to everybody before a forward."""
+        if self.virtual == 1:
+            return None
         home = self.placement.host(0)
         if self.group is None:
+            if self._resident == 0:
+                self.buffers.save_to(self.contexts[0].buffers)
             return self.contexts[0].buffers
-        own = self.contexts[0].buffers if self.group.rank == home else next(iter(self.contexts.values())).buffers
-        received = (
-            [t.cpu() for t in own] if self.group.rank == home else [torch.empty_like(t, device="cpu") for t in own]
-        )
-        works = [self.group.broadcast_async(t, home) for t in received]
-        for work in works:
+        if self.group.rank == home:
+            self.buffers.adopt_reassigned()
+            own = self.buffers.flats if self._resident == 0 else self.contexts[0].buffers
+            travelling = [t.cpu() for t in own]
+        else:
+            own = self.buffers.flats
+            travelling = [torch.empty_like(t, device="cpu") for t in own]
+        for work in [self.group.broadcast_async(t, home) for t in travelling]:
             work.wait()
-        return [t.to(like.device) for t, like in zip(received, own, strict=True)]
+        return own if self.group.rank == home else [t.to(o.device) for t, o in zip(travelling, own, strict=True)]
 
     def enter(self, virtual_worker: int) -> None:
         """Begins a turn."""
         self.leave()
         context = self.contexts[virtual_worker]
-        context.random.restore()
-        self.buffers.load_from(self._synced_buffers or context.buffers)
+        self._make_resident(virtual_worker)
+        if self._synced_buffers is not None and self._synced_buffers is not self.buffers.flats:
+            self.buffers.load_from(self._synced_buffers)
         self._handed = None
         if context.grads is not None:
             marks = context.in_bucket or [False] * len(self.params)
@@ -290,13 +303,12 @@ class VirtualEngine:
                 "a backward(); run such forwards under torch.no_grad()"
             )
         context = self.contexts[turn.virtual_worker]
-        context.random = RandomState.capture()
-        self.buffers.save_to(context.buffers)
         self._check_same_kind(turn)
         if not turn.backward_done:
             self._keep_accumulated(context)
         self.last_turn = turn
         if self.on_leave is not None:
+            self._save_resident()
             self.on_leave(turn)
 
     def _keep_accumulated(self, context: VirtualContext) -> None:
@@ -570,6 +582,7 @@ class VirtualEngine:
         self._stale_reducer = True
 
     def context_state(self, v: int) -> dict[str, Any]:
+        self._save_resident()
         context = self.contexts[v]
         return {
             "random": context.random.state(),
@@ -587,3 +600,4 @@ class VirtualEngine:
         self.contexts[v] = VirtualContext(
             RandomState.load(state["random"]), buffers, grads, state["in_bucket"], list(state["used"])
         )
+        self._resident = None

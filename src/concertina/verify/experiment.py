@@ -154,6 +154,11 @@ class Experiment:
         first = self._make(plan[0])
         if first.failure and first.failure_kind != "DivergenceError":
             raise JobFailed(f"with {first.name} the script fails: {first.failure}", self._exit_code)
+        if not first.turns:
+            raise UsageError(
+                f"{self.settings.script} ran to its end without a single loop body over session.loader(...): there is "
+                "nothing to compare"
+            )
         found = self._compare_all(first, plan)
         difference, cause = found if found is not None else (None, None)
         if first.steps < self.settings.steps and difference is None:

@@ -1,0 +1,237 @@
+"""`concertina run` as a user meets it: results, reports, bad input, interruption, resumption."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import HEAD, LOOP, SMALL, TRAIN
+
+SAVE = """
+if session.is_main:
+    torch.save(model.state_dict(), sys.argv[1])
+    print("saved after", session.step)
+"""
+
+
+def test_a_run_with_changes_ends_with_the_model_of_a_run_without(script, concertina, tmp_path: Path) -> None:
+    path = script(TRAIN + SAVE)
+    fixed = concertina("run", "--virtual", 4, "--workers", 1, path, tmp_path / "a.pt")
+    assert fixed.returncode == 0, fixed.stderr
+    assert "saved after 8" in fixed.stdout
+    changed = concertina(
+        "run", "--virtual", 4, "--workers", 2, "--resize", "2=4,5=1", "--report", tmp_path / "report.json",
+        "--events", tmp_path / "events.jsonl", path, tmp_path / "b.pt",
+    )  # fmt: skip
+    assert changed.returncode == 0, changed.stderr
+    a, b = torch.load(tmp_path / "a.pt"), torch.load(tmp_path / "b.pt")
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert {"steps", "epochs", "virtual", "scaling", "generations", "samples", "exit"} <= report.keys()
+    assert (report["steps"], report["epochs"], report["virtual"], report["exit"]) == (8, 2, 4, 0)
+    assert [(g["generation"], g["step"], g["workers"]) for g in report["generations"]] == [
+        (0, 0, 2),
+        (1, 2, 4),
+        (2, 5, 1),
+    ]
+    assert all(g["reason"] and {"joined", "training"} <= g["phases"].keys() for g in report["generations"])
+    assert [(s["epoch"], s["expected"], s["seen"], s["duplicated"], s["missed"]) for s in report["samples"]] == [
+        (0, 64, 64, 0, 0),
+        (1, 64, 64, 0, 0),
+    ]
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    kinds = [e["event"] for e in events]
+    assert kinds.count("generation_started") == 3
+    assert kinds.count("worker_started") == 2 + 4 + 1
+    assert [e["step"] for e in events if e["event"] == "step"] == list(range(1, 9))
+    assert all("loss" in e["log"] for e in events if e["event"] == "step")
+
+
+def test_the_same_script_runs_under_plain_python(script, tmp_path: Path) -> None:
+    path = script(TRAIN + SAVE)
+    done = subprocess.run([sys.executable, path, tmp_path / "x.pt"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "saved after 32" in done.stdout
+
+
+def test_steps_and_stop_end_all_workers_after_the_same_step(script, concertina, tmp_path: Path) -> None:
+    limited = concertina("run", "--workers", 2, "--steps", 3, script(TRAIN + SAVE), tmp_path / "x.pt")
+    assert "saved after 3" in limited.stdout
+    body = TRAIN.replace(
+        "        session.log", "        if loader.index == 1: session.stop('enough')\n        session.log"
+    )
+    for workers in (1, 3):
+        stopped = concertina("run", "--workers", workers, script(body + SAVE), tmp_path / "x.pt")
+        assert "saved after 3" in stopped.stdout, stopped.stderr
+
+
+def test_the_exit_code_is_the_scripts(script, concertina) -> None:
+    assert concertina("run", script(TRAIN + "sys.exit(5)")).returncode == 5
+    crashed = concertina("run", script(TRAIN + "raise KeyError('lost')"))
+    assert crashed.returncode == 1
+    assert "KeyError: 'lost' at train.py:" in crashed.stderr
+    assert "Traceback" not in crashed.stderr.replace(crashed.stdout, "")
+
+
+MALFORMED = {
+    "a script that is missing": ([], None, "is not a file"),
+    "no virtual workers": (["--virtual", "0"], TRAIN, "at least 1 virtual worker"),
+    "more workers than virtual workers": (["--virtual", "2", "--workers", "3"], TRAIN, "use 1 to 2 workers"),
+    "a malformed resize": (["--resize", "5:2"], TRAIN, "is not STEP=WORKERS"),
+    "a resize beyond the virtual workers": (["--virtual", "2", "--resize", "5=3"], TRAIN, "needs 1 to 2 workers"),
+    "resuming from nowhere": (["--resume"], TRAIN, "--resume needs --checkpoint"),
+    "resuming from a folder that is not there": (["--resume", "--checkpoint", "no"], TRAIN, "does not exist"),
+    "an unknown level": (["--level", "D7"], TRAIN, "not one of D0, D1, D2"),
+    "a script with a syntax error": ([], "def f(:", "is not a Python script"),
+    "a script that fails to import": ([], HEAD + "import nowhere_to_be_found", "cannot be imported"),
+    "a script that never joins": ([], HEAD, "never called concertina.join()"),
+    "a dataset smaller than a global batch": (
+        [],
+        TRAIN.replace("batch_size=4", "batch_size=40"),
+        "one global batch needs 160",
+    ),
+    "a batch size of zero": ([], TRAIN.replace("batch_size=4", "batch_size=0"), "batch_size=0"),
+    "a model without parameters": (
+        [],
+        SMALL + "session.prepare(nn.ReLU())",
+        "no parameter that requires a gradient",
+    ),
+    "prepare called twice": (
+        [],
+        TRAIN.replace(LOOP.replace("EPOCHS", "2"), "") + "session.prepare(model)",
+        "called twice",
+    ),
+    "a loader before prepare": (
+        [],
+        SMALL + "for _ in session.loader(data, batch_size=4): pass",
+        "inside `for epoch in session.epochs(n):`",
+    ),
+    "epochs before prepare": (
+        [],
+        SMALL + "list(session.epochs(2))",
+        "call session.prepare(model, optimizer, ...) before",
+    ),
+    "join called twice": ([], SMALL + "ct.join()", "join() was called twice"),
+    "something unknown to prepare": ([], SMALL + "session.prepare(model, 3)", "cannot take a int"),
+    "another model's optimizer": (
+        [],
+        SMALL + "session.prepare(nn.Linear(8, 1), optimizer)",
+        "parameters that are not the prepared model's",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", sorted(MALFORMED))
+def test_bad_input_is_one_sentence_and_changes_nothing(what: str, script, concertina, tmp_path: Path) -> None:
+    options, text, sentence = MALFORMED[what]
+    path = tmp_path / "missing.py" if text is None else script(text)
+    done = concertina("run", "--report", tmp_path / "report.json", *options, path)
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("concertina: ")
+    assert sentence in last
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "report.json").exists()
+    assert not list((tmp_path / "state").rglob("*.log"))
+
+
+def test_ctrl_c_writes_a_checkpoint_and_resuming_gives_the_same_bits(script, concertina, tmp_path: Path) -> None:
+    slow = TRAIN.replace("        loss.backward()", "        import time; time.sleep(0.03)\n        loss.backward()")
+    path = script(slow + SAVE, epochs=4)
+    whole = concertina("run", "--virtual", 4, "--workers", 1, path, tmp_path / "whole.pt")
+    assert whole.returncode == 0, whole.stderr
+    command = [
+        sys.executable, "-c", "from concertina.cli import main; main()", "run", "--virtual", "4", "--workers", "3",
+        "--checkpoint", "saved", "--events", "events.jsonl", str(path), "part.pt",
+    ]  # fmt: skip
+    job = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    wait_for_step(tmp_path / "events.jsonl", 3)
+    os.kill(job.pid, signal.SIGINT)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == 130, errors
+    assert not (tmp_path / "part.pt").exists()
+    saved = list((tmp_path / "saved").iterdir())
+    assert len(saved) == 1
+    refused = concertina("run", "--virtual", 4, "--checkpoint", "saved", path, tmp_path / "rest.pt")
+    assert refused.returncode == 2
+    assert "already holds checkpoints" in refused.stderr
+    rest = concertina("run", "--workers", 2, "--checkpoint", "saved", "--resume", path, tmp_path / "rest.pt")
+    assert rest.returncode == 0, rest.stderr
+    a, b = torch.load(tmp_path / "whole.pt"), torch.load(tmp_path / "rest.pt")
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def wait_for_step(events: Path, step: int) -> None:
+    patience = time.monotonic() + 60
+    while time.monotonic() < patience:
+        if events.exists() and f'"step": {step},' in events.read_text():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} was not reached")
+
+
+def test_unusable_checkpoints_are_refused(script, concertina, tmp_path: Path) -> None:
+    path = script(TRAIN)
+    made = concertina("run", "--workers", 1, "--checkpoint", "saved", "--checkpoint-every", 3, path)
+    assert made.returncode == 0, made.stderr
+    names = sorted(p.name for p in (tmp_path / "saved").iterdir())
+    assert names == ["step-00000003", "step-00000006", "step-00000008"]
+
+    other = script(
+        TRAIN.replace("nn.Linear(8, 16)", "nn.Linear(8, 12)").replace("nn.Linear(16, 1)", "nn.Linear(12, 1)")
+    )
+    done = concertina("run", "--checkpoint", "saved", "--resume", other)
+    assert done.returncode == 2
+    assert "is of another model: 0.weight is 16x8" in done.stderr
+
+    done = concertina("run", "--virtual", 2, "--checkpoint", "saved", "--resume", script(TRAIN))
+    assert done.returncode == 2
+    assert "made with 4 virtual workers" in done.stderr
+
+    (tmp_path / "saved" / "step-00000008" / "shared.pt").write_bytes(b"torn")
+    done = concertina("run", "--checkpoint", "saved", "--resume", "--events", "e.jsonl", script(TRAIN))
+    assert done.returncode == 0, done.stderr
+    assert "passed over" in done.stderr
+    first = next(json.loads(x) for x in (tmp_path / "e.jsonl").read_text().splitlines() if '"training"' in x)
+    assert first["step"] == 6
+
+
+def test_another_environment_is_refused_by_name(script, concertina, tmp_path: Path) -> None:
+    path = script(TRAIN)
+    assert concertina("run", "--workers", 1, "--checkpoint", "saved", "--steps", 2, path).returncode == 0
+    done = concertina("run", "--checkpoint", "saved", "--resume", "--threads", 2, path)
+    assert done.returncode == 2
+    assert "torch threads is 2 here, 1 there" in done.stderr
+
+    differing = (
+        HEAD + "import os\nif os.environ['CONCERTINA_WORKER'] == '1': torch.set_float32_matmul_precision('medium')\n"
+    )
+    done = concertina("run", "--workers", 2, script(differing + TRAIN))
+    assert done.returncode == 2
+    assert "worker 1, compared with worker 0, would compute other bits: float32 matmul precision" in done.stderr
+
+
+def test_replicas_that_diverge_are_found_at_once(script, concertina) -> None:
+    meddling = """
+        if not session.is_main and session.step == 2:
+            with torch.no_grad(): model[2].weight.add_(1e-7)
+"""
+    text = TRAIN.replace("        session.log(loss=loss)", meddling)
+    done = concertina("run", "--workers", 2, script(text))
+    assert done.returncode == 1
+    assert "the workers' parameters differ after step 3, in bucket 0" in done.stderr
+
+
+def test_help_teaches(concertina) -> None:
+    assert "run" in concertina("--help").stdout
+    text = concertina("run", "--help").stdout
+    assert "--resize" in text
+    assert "Examples" in text
+    assert concertina("--version").stdout.startswith("concertina ")
