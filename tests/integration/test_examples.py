@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -21,13 +20,6 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NAMES = ("digits", "chars", "mlp")
 VIRTUAL = 3
 PATIENCE_S = 240.0  # for one example on a machine that is busy with other things
-
-
-@pytest.fixture(scope="module")
-def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend]:
-    nursery = LocalBackend.open(tmp_path_factory.mktemp("nursery"), threads=1)
-    yield nursery
-    nursery.close()
 
 
 def execute(command: list[str], proof: Path) -> str:
