@@ -59,10 +59,21 @@ def train_with_ddp(args, weights, console):
     command += [str(HERE / "digits_ddp.py"), "--epochs", str(args.epochs), "--out", str(weights)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with console.status(f"training with DistributedDataParallel on {VIRTUAL} processes, for comparison"):
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        errors = run_to_end(command, env)
     # The exit code says less than the file: a rank's gloo threads can abort it at exit, when all is saved.
     if not weights.exists():
-        raise SystemExit(f"the DDP run failed:\n{done.stderr[-2000:]}")
+        raise SystemExit(f"the DDP run failed:\n{errors[-2000:]}")
+
+
+def run_to_end(command, env):
+    """What a command says on standard error; Ctrl-C waits until torchrun has ended its ranks."""
+    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        return process.communicate()[1]
+    except KeyboardInterrupt:
+        process.terminate()
+        process.communicate()
+        raise
 
 
 def different_tensors(ours, theirs):
@@ -158,3 +169,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except ConcertinaError as error:
         sys.exit(f"concertina: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
