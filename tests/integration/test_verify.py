@@ -26,16 +26,18 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend]:
     opened.close()
 
 
-def verify(name: str, backend: LocalBackend, folder: Path, changes: str | None = "", steps: int = 5) -> Verdict:
+def verify(
+    name: str, backend: LocalBackend, folder: Path, virtual: int = 2, changes: str | None = "", steps: int = 5
+) -> Verdict:
     def launch(settings: RunSettings, listener: Listener, fresh: bool) -> Report:
         return run(settings, listener, backend)
 
-    settings = VerifySettings(script=SCRIPTS / f"{name}.py", virtual=3, steps=steps, changes=changes)
+    settings = VerifySettings(script=SCRIPTS / f"{name}.py", virtual=virtual, steps=steps, changes=changes)
     return Experiment(settings, launch, folder).verdict()
 
 
 def test_a_clean_script_passes_at_1_2_3_workers_and_through_changes(backend: LocalBackend, tmp_path: Path) -> None:
-    verdict = verify("clean", backend, tmp_path, changes=None, steps=8)
+    verdict = verify("clean", backend, tmp_path, virtual=3, changes=None, steps=8)
     assert verdict.difference is None, in_words(verdict)
     assert [run.name for run in verdict.runs][2:] == ["2 workers", "3 workers", "1 -> 3 -> 2 -> 3 workers"]
     assert all(len(run.turns) == 8 * 3 and run.steps == 8 for run in verdict.runs)
@@ -45,7 +47,7 @@ def test_a_clean_script_passes_at_1_2_3_workers_and_through_changes(backend: Loc
 def test_accumulation_evaluation_and_data_processes_are_followed_round_by_round(
     backend: LocalBackend, tmp_path: Path
 ) -> None:
-    verdict = verify("clean_many_rounds", backend, tmp_path, changes="3=2,5=1", steps=6)
+    verdict = verify("clean_many_rounds", backend, tmp_path, virtual=3, changes="3=2,5=1", steps=6)
     assert verdict.difference is None, in_words(verdict)
     rounds = {step: max(r for s, r, _ in verdict.runs[0].turns if s == step) for step in range(1, 7)}
     assert rounds == {1: 1, 2: 1, 3: 1, 4: 1, 5: 3, 6: 1}  # two to accumulate; two of evaluation between 4 and 5
@@ -95,7 +97,7 @@ def test_a_planted_fault_is_found_and_its_cause_is_named(
 def test_state_that_a_new_worker_does_not_have_shows_in_the_run_with_changes(
     backend: LocalBackend, tmp_path: Path
 ) -> None:
-    verdict = verify("lost_state", backend, tmp_path, changes="2=3")
+    verdict = verify("lost_state", backend, tmp_path, changes="2=2")
     assert verdict.cause is not None
     assert verdict.cause.kind is CauseKind.LOST_STATE
     assert verdict.difference is not None

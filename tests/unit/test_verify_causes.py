@@ -139,8 +139,9 @@ def knows_its_worker(process: Process, turn: dict[str, Any]) -> None:
 
 def running_average(process: Process, turn: dict[str, Any]) -> None:
     turn["loss"] = f" / {process.memory.get('average', '1')}"
-    turn["state"] = {"average": process.memory.get("average", "1"), "x": turn["batch"], "lr": "same"}
-    process.memory["average"] = f"({turn['batch']}{turn['loss']})"
+    # As a turn begins, `x` still is the batch of the turn before.
+    turn["state"] = {"average": process.memory.get("average", "1"), "x": process.memory.get("x", ""), "lr": "same"}
+    process.memory |= {"average": f"({turn['batch']}{turn['loss']})", "x": turn["batch"]}
 
 
 def average_per_virtual_worker(process: Process, turn: dict[str, Any]) -> None:
@@ -245,7 +246,7 @@ def test_a_generator_nobody_can_see_is_still_carried_state() -> None:
 def test_a_generator_that_is_not_drawn_from_is_not_blamed() -> None:
     def idle(process: Process, turn: dict[str, Any]) -> None:
         scaled_by_workers(process, turn)
-        turn["generators"] = {"rng": Generator("torch.Generator", f"{process.worker}", f"{process.worker}")}
+        turn["generators"] = {"rng": Generator("torch.Generator", f"{process.workers}", f"{process.workers}")}
 
     assert find(experiment(idle))[1].kind is CauseKind.WORKERS
 

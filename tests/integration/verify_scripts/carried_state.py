@@ -13,7 +13,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     session.prepare(model, optimizer)
     session.seed(1)
-    loader = session.loader(Squares(), batch_size=4)
+    loader = session.loader(Squares(), batch_size=6)
     average = 1.0
     for _ in session.epochs(5):
         for x, y in loader:

@@ -11,7 +11,7 @@ model = network()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 session.prepare(model, optimizer)
 session.seed(1)
-loader = session.loader(Squares(), batch_size=4)
+loader = session.loader(Squares(), batch_size=6)
 for epoch in session.epochs(8):
     for x, y in loader:
         loss = mse_loss(model(x), y)

@@ -24,7 +24,7 @@ model.add_module("noise", Noise())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 session.prepare(model, optimizer)
 session.seed(1)
-loader = session.loader(Squares(), batch_size=4)
+loader = session.loader(Squares(), batch_size=6)
 for _ in session.epochs(5):
     for x, y in loader:
         loss = mse_loss(model(x), y)

@@ -11,7 +11,7 @@ model = network()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 torch.manual_seed(session.rank)
 session.prepare(model, optimizer)
-loader = session.loader(Squares(), batch_size=4)
+loader = session.loader(Squares(), batch_size=6)
 for _ in session.epochs(5):
     for x, y in loader:
         loss = mse_loss(model(x), y)

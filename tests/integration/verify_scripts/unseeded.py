@@ -11,7 +11,7 @@ session = ct.join()
 model = network()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 session.prepare(model, optimizer)
-loader = session.loader(Squares(), batch_size=4)
+loader = session.loader(Squares(), batch_size=6)
 for _ in session.epochs(5):
     for x, y in loader:
         x = x * float(np.random.uniform(0.9, 1.1))
