@@ -139,9 +139,9 @@ def knows_its_worker(process: Process, turn: dict[str, Any]) -> None:
 
 def running_average(process: Process, turn: dict[str, Any]) -> None:
     turn["loss"] = f" / {process.memory.get('average', '1')}"
-    # As a turn begins, `x` still is the batch of the turn before.
-    turn["state"] = {"average": process.memory.get("average", "1"), "x": process.memory.get("x", ""), "lr": "same"}
-    process.memory |= {"average": f"({turn['batch']}{turn['loss']})", "x": turn["batch"]}
+    # As a turn begins, `loss` still is that of the turn before.
+    turn["state"] = {"average": process.memory.get("average", "1"), "loss": process.memory.get("loss", ""), "lr": "1"}
+    process.memory |= {"average": f"({turn['batch']}{turn['loss']})", "loss": turn["loss"]}
 
 
 def average_per_virtual_worker(process: Process, turn: dict[str, Any]) -> None:
@@ -254,7 +254,7 @@ def test_a_generator_that_is_not_drawn_from_is_not_blamed() -> None:
 def test_carried_state_names_the_variable_that_the_loop_reads_before_it_sets_it() -> None:
     line = Suspect(Suspicion.CARRIED, "train.py", 12, "average = 0.9 * average + loss", "average")
     _, cause = find(experiment(running_average), (line,))
-    assert "held another value when the turn began: `average`" in cause.evidence  # not x, not lr
+    assert "held another value when the turn began: `average`" in cause.evidence  # not loss, not lr
     assert cause.look_at == (line,)
 
 
