@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import HEAD, LOOP, SMALL, TRAIN
+from conftest import HEAD, TRAIN
 
 SAVE = """
 if session.is_main:
@@ -91,40 +91,6 @@ MALFORMED = {
     "an unknown level": (["--level", "D7"], TRAIN, "not one of D0, D1, D2"),
     "a script with a syntax error": ([], "def f(:", "is not a Python script"),
     "a script that fails to import": ([], HEAD + "import nowhere_to_be_found", "cannot be imported"),
-    "a script that never joins": ([], HEAD, "never called concertina.join()"),
-    "a dataset smaller than a global batch": (
-        [],
-        TRAIN.replace("batch_size=4", "batch_size=40"),
-        "one global batch needs 160",
-    ),
-    "a batch size of zero": ([], TRAIN.replace("batch_size=4", "batch_size=0"), "batch_size=0"),
-    "a model without parameters": (
-        [],
-        SMALL + "session.prepare(nn.ReLU())",
-        "no parameter that requires a gradient",
-    ),
-    "prepare called twice": (
-        [],
-        TRAIN.replace(LOOP.replace("EPOCHS", "2"), "") + "session.prepare(model)",
-        "called twice",
-    ),
-    "a loader before prepare": (
-        [],
-        SMALL + "for _ in session.loader(data, batch_size=4): pass",
-        "inside `for epoch in session.epochs(n):`",
-    ),
-    "epochs before prepare": (
-        [],
-        SMALL + "list(session.epochs(2))",
-        "call session.prepare(model, optimizer, ...) before",
-    ),
-    "join called twice": ([], SMALL + "ct.join()", "join() was called twice"),
-    "something unknown to prepare": ([], SMALL + "session.prepare(model, 3)", "cannot take a int"),
-    "another model's optimizer": (
-        [],
-        SMALL + "session.prepare(nn.Linear(8, 1), optimizer)",
-        "parameters that are not the prepared model's",
-    ),
 }
 
 
@@ -201,32 +167,6 @@ def test_unusable_checkpoints_are_refused(script, concertina, tmp_path: Path) ->
     assert "passed over" in done.stderr
     first = next(json.loads(x) for x in (tmp_path / "e.jsonl").read_text().splitlines() if '"training"' in x)
     assert first["step"] == 6
-
-
-def test_another_environment_is_refused_by_name(script, concertina, tmp_path: Path) -> None:
-    path = script(TRAIN)
-    assert concertina("run", "--workers", 1, "--checkpoint", "saved", "--steps", 2, path).returncode == 0
-    done = concertina("run", "--checkpoint", "saved", "--resume", "--threads", 2, path)
-    assert done.returncode == 2
-    assert "torch threads is 2 here, 1 there" in done.stderr
-
-    differing = (
-        HEAD + "import os\nif os.environ['CONCERTINA_WORKER'] == '1': torch.set_float32_matmul_precision('medium')\n"
-    )
-    done = concertina("run", "--workers", 2, script(differing + TRAIN))
-    assert done.returncode == 2
-    assert "worker 1, compared with worker 0, would compute other bits: float32 matmul precision" in done.stderr
-
-
-def test_replicas_that_diverge_are_found_at_once(script, concertina) -> None:
-    meddling = """
-        if not session.is_main and session.step == 2:
-            with torch.no_grad(): model[2].weight.add_(1e-7)
-"""
-    text = TRAIN.replace("        session.log(loss=loss)", meddling)
-    done = concertina("run", "--workers", 2, script(text))
-    assert done.returncode == 1
-    assert "the workers' parameters differ after step 3, in bucket 0" in done.stderr
 
 
 def test_help_teaches(concertina) -> None:

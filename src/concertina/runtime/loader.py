@@ -62,7 +62,7 @@ class Pass:
         self._session = session
         self._loader = loader
         self._turn = -1  # position in the engine's order; -1 between rounds
-        self.ended = False
+        self.ended = self._exhausted = False
         session.enter_pass(self)
         self._first = loader.begin_pass()
         loader.index = self._first
@@ -82,10 +82,15 @@ class Pass:
 
     def __next__(self) -> Any:
         session, loader, order = self._session, self._loader, self._session.engine.order
+        if self.ended:
+            if self._exhausted:
+                raise StopIteration
+            raise UsageError("two session loaders cannot be iterated at the same time: combine the datasets")
         if self._turn == len(order):
             self.complete_round()
         if self._turn < 0:
             if session.finishing or loader.index >= len(loader):
+                self._exhausted = True
                 self.end(completed=loader.index >= len(loader))
                 raise StopIteration
             session.begin_round()
