@@ -206,7 +206,7 @@ class Run:
         self._asked_to_stop = True
 
     def to_end(self) -> Report:
-        at_step = check_whole(self._resume).step if self._resume else 0
+        at_step = self.report.steps = check_whole(self._resume).step if self._resume else 0
         state, commands = machine.start(self.settings.workers, self.settings.changes, at_step)
         while True:
             for command in commands:

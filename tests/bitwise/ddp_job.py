@@ -1,6 +1,7 @@
 """The reference: plain DistributedDataParallel over gloo, started by torchrun. Runs a list of jobs in one launch."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -52,7 +53,8 @@ def main() -> None:
         job = Job(**spec)
         torch.save(train(job, rank, world), out / f"{job.name}-r{rank}.pt")
         dist.barrier()
-    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may outlive the interpreter and abort it, long after the results are saved
 
 
 main()

@@ -72,7 +72,8 @@ REFUSED = {
     ),
     "seeding before prepare": (SMALL + "session.seed(1)", "session.seed() seeds the virtual workers"),
     "an iterable dataset": (
-        SMALL + "class I(torch.utils.data.IterableDataset):\n    def __iter__(self): pass\nsession.loader(I(), batch_size=4)",
+        SMALL + "class I(torch.utils.data.IterableDataset):\n    def __iter__(self): pass\n"
+        "session.loader(I(), batch_size=4)",
         "an IterableDataset has no sample order",
     ),
     "a sampler of one's own": (PREPARED + "session.loader(data, sampler=[1])", "session.loader does not take sampler"),

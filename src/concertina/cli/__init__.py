@@ -6,6 +6,7 @@ import typer
 
 from concertina import __version__
 from concertina.cli.run import run
+from concertina.cli.verify import verify
 from concertina.core.errors import ConcertinaError, JobFailed, UsageError
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 FOR_THE_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app.command(context_settings=FOR_THE_SCRIPT)(run)
+app.command(context_settings=FOR_THE_SCRIPT)(verify)
 
 
 def _version(asked: bool) -> None:

@@ -94,7 +94,7 @@ def start(workers: int, changes: tuple[Change, ...], at_step: int = 0) -> tuple[
         if change.step <= at_step:
             workers = change.workers
     ahead = tuple(change for change in changes if change.step > at_step)
-    reason = f"the job starts with {_count(workers)}" + (f" at step {at_step}" if at_step else "")
+    reason = f"the job {'goes on' if at_step else 'starts'} with {_count(workers)}"
     return _generation(State(phase=Phase.TRAINING, workers=workers, changes=ahead, generation=-1), reason)
 
 
