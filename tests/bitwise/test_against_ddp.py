@@ -39,14 +39,25 @@ def test_elastic_run_has_the_bits_of_ddp(
     assert differences(reference(virtual), job, virtual, tmp_path / "out") == []
 
 
-@pytest.mark.parametrize("name", ["lm-adamw-clip", "cnn-sgd"])
-def test_gloo_contexts_have_the_bits_of_ddp(
-    name: str, reference: Callable[[int], Path], backend: LocalBackend, tmp_path: Path
+@pytest.mark.parametrize("virtual", [3, 4, 8])
+@pytest.mark.parametrize(
+    ("reduction", "name"),
+    [("ring", "virtual ring"), ("shared", "shared-memory fold"), ("contexts", "gloo contexts")],
+)
+@pytest.mark.parametrize("job_name", ["lm-adamw-clip", "cnn-sgd"])
+def test_every_way_to_sum_has_the_bits_of_ddp(
+    job_name: str,
+    reduction: str,
+    name: str,
+    virtual: int,
+    reference: Callable[[int], Path],
+    backend: LocalBackend,
+    tmp_path: Path,
 ) -> None:
-    job = JOBS[name][0]
-    report = run_elastic(job, 4, 2, "6=3", tmp_path / "out", backend, reduction="contexts")
-    assert report.reduction == "gloo contexts"
-    assert differences(reference(4), job, 4, tmp_path / "out") == []
+    job = JOBS[job_name][0]
+    report = run_elastic(job, virtual, 2, f"6={min(3, virtual - 1)}", tmp_path / "out", backend, reduction=reduction)
+    assert report.reduction == name
+    assert differences(reference(virtual), job, virtual, tmp_path / "out") == []
 
 
 def test_stopping_everything_and_resuming_with_other_workers_keeps_the_bits(

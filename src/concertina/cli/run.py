@@ -78,7 +78,10 @@ def run(
         int, typer.Option(help="torch threads per worker. Part of the result; torchrun uses 1 too.")
     ] = 1,
     reduction: Annotated[
-        str, typer.Option(help="auto, ring, or contexts (P real gloo contexts; slow, for comparison).")
+        str,
+        typer.Option(
+            help="How gradients are summed: auto, shared (memory), ring, or contexts (P gloo contexts; slow)."
+        ),
     ] = "auto",
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for logs. Default: below the user's state folder.")

@@ -8,7 +8,8 @@ same on every worker:
 * `NativeAllReduce`   as many workers as virtual workers: gloo's own all-reduce, as DDP calls it
 * `VirtualRing`       anything between: DDP's logical ring, in which a hop inside a process is an addition in memory
 
-`gloo_contexts.py` has a fourth that emulates nothing: it opens P gloo contexts in W processes.
+`shared_fold.py` has one for workers that share a machine's memory, and `gloo_contexts.py` one that emulates nothing: it
+opens P gloo contexts in W processes.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from concertina.runtime.buckets import BucketLayout
 from concertina.runtime.group import Group
 from concertina.runtime.ring_order import Chunk, chunk_elements, ring_chunks
 
-PIECE_BYTES = 1 << 21  # unit in which running sums travel: large enough to be cheap, small enough to overlap
+PIECE_BYTES = 1 << 22  # unit in which running sums travel: large enough to be cheap, small enough to overlap
+CACHE_BYTES = 1 << 17  # unit in which they are added up
 
 
 class Reducer(Protocol):
@@ -279,14 +281,11 @@ class VirtualRing:
         terms = [self._terms[v][bucket][lo:hi] for v in visit.terms]
         running = total[lo:hi]
         if visit.step > 0:
-            for term in terms:
-                running.add_(term)
-        elif len(terms) == 1:
-            running = terms[0] if visit.target is not None else running.copy_(terms[0])
+            add_up(running, terms)
+        elif len(terms) == 1 and visit.target is not None:
+            running = terms[0]
         else:
-            torch.add(terms[0], terms[1], out=running)
-            for term in terms[2:]:
-                running.add_(term)
+            add_up(running, terms[1:], first=terms[0])
         if visit.target is not None:
             self._send(bucket, piece, visit.step + 1, visit.target, running)
         else:
@@ -325,6 +324,22 @@ class VirtualRing:
         if device_flat is None:
             return self._sums[bucket]
         return device_flat.copy_(self._sums[bucket], non_blocking=True)
+
+
+def add_up(running: Tensor, terms: list[Tensor], first: Tensor | None = None) -> None:
+    """running = ((first or running) + terms[0]) + terms[1] ..., in blocks whose running sum stays in the cache."""
+    block = CACHE_BYTES // running.element_size()
+    for lo in range(0, running.numel(), block):
+        total = running[lo : lo + block]
+        rest = terms
+        if first is not None:
+            if terms:
+                torch.add(first[lo : lo + block], terms[0][lo : lo + block], out=total)
+            else:
+                total.copy_(first[lo : lo + block])
+            rest = terms[1:]
+        for term in rest:
+            total.add_(term[lo : lo + block])
 
 
 def _chunk_edges(flat: Tensor, virtual: int) -> list[int]:

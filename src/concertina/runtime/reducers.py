@@ -8,8 +8,9 @@ from concertina.runtime.buckets import BucketLayout
 from concertina.runtime.gloo_contexts import ContextsReducer, GlooContexts, follows_ring_order
 from concertina.runtime.group import Group
 from concertina.runtime.reduce import LocalFold, NativeAllReduce, Reducer, VirtualRing
+from concertina.runtime.shared_fold import SharedFold
 
-CHOICES = ("auto", "ring", "contexts")
+CHOICES = ("auto", "shared", "ring", "contexts")
 
 
 class ReducerFactory:
@@ -25,7 +26,7 @@ class ReducerFactory:
     def _open_contexts(self) -> GlooContexts | None:
         """The fallback, opened if asked for or if the probe finds another order than ours."""
         env = self._env
-        if env.reduction == "ring" or env.virtual <= 2 or not env.run_dir or env.placement.one_each:
+        if env.reduction in ("ring", "shared") or env.virtual <= 2 or not env.run_dir or env.placement.one_each:
             return None  # two terms have only one order; gloo itself needs no probe
         rendezvous = Path(env.run_dir) / f"contexts-{env.generation}"
         contexts = GlooContexts(rendezvous, env.virtual, env.placement.workers[env.worker])
@@ -40,4 +41,7 @@ class ReducerFactory:
             return LocalFold(layout, self._env.virtual)
         if placement.one_each:
             return NativeAllReduce(layout, self._group)
+        in_host_memory = not any(param.is_cuda for param in layout.params)
+        if in_host_memory and self._env.reduction != "ring":  # all workers of a job are on one machine so far
+            return SharedFold(layout, placement, self._group)
         return VirtualRing(layout, placement, self._group)

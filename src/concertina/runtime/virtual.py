@@ -253,13 +253,12 @@ class VirtualEngine:
         if self.virtual == 1:
             return None
         home = self.placement.host(0)
+        if self._resident == 0:
+            self.buffers.save_to(self.contexts[0].buffers)
         if self.group is None:
-            if self._resident == 0:
-                self.buffers.save_to(self.contexts[0].buffers)
             return self.contexts[0].buffers
         if self.group.rank == home:
-            self.buffers.adopt_reassigned()
-            own = self.buffers.flats if self._resident == 0 else self.contexts[0].buffers
+            own = self.contexts[0].buffers
             travelling = [t.cpu() for t in own]
         else:
             own = self.buffers.flats
@@ -273,7 +272,7 @@ class VirtualEngine:
         self.leave()
         context = self.contexts[virtual_worker]
         self._make_resident(virtual_worker)
-        if self._synced_buffers is not None and self._synced_buffers is not self.buffers.flats:
+        if self._synced_buffers is not None:
             self.buffers.load_from(self._synced_buffers)
         self._handed = None
         if context.grads is not None:
