@@ -135,6 +135,9 @@ class JobView:
     first_start_s: float | None = None
     promised_s: float | None = None
     """The deadline that admission promised."""
+    level: int = 0
+    stamp: float = 0.0
+    """What the policy noted about the job in an earlier round (a queue level, a time)."""
 
     @property
     def worker_count(self) -> int:

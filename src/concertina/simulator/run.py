@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from concertina.core.cluster import Cluster
 from concertina.core.job import JobSpec
-from concertina.policies.scaling_curve import ThroughputTable
+from concertina.policies.base import Policy
+from concertina.policies.registry import policy_named
+from concertina.policies.scaling_curve import Curves, ThroughputTable
+from concertina.simulator.engine import Setting, Simulation
 from concertina.simulator.metrics import Result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """What to keep besides outcomes and summary. All of it costs memory on long traces."""
-
-    spans: bool = False
-    load: bool = False
-    decisions: bool = False
+from concertina.simulator.noise import Fault, Noise
+from concertina.simulator.overhead import OverheadModel, overhead_named
+from concertina.simulator.recorder import Record
 
 
 def simulate(
     jobs: Sequence[JobSpec],
     *,
     cluster: Cluster,
-    policy: str = "fifo",
+    policy: str | Policy = "fifo",
     throughput: ThroughputTable | None = None,
-    overhead: str | float = "instant",
+    overhead: str | float | OverheadModel = "instant",
+    noise: Noise | None = None,
+    faults: Sequence[Fault] = (),
     seed: int = 0,
+    gap_s: float = 0.0,
+    placement: str = "best-fit",
     trace: str = "trace",
     record: Record | None = None,
 ) -> Result:
-    """Run `jobs` on `cluster` under `policy` and say how they fared."""
-    raise NotImplementedError
+    """Run `jobs` on `cluster` under `policy` and say how they fared.
+
+    `placement` is `best-fit` (compact where possible, spread where not), `buddy` (others move aside so
+    that jobs are compact) or `count` (no places, only numbers: fastest). `gap_s` is the least time
+    between two rounds.
+    """
+    setting = Setting(
+        cluster=cluster,
+        policy=policy_named(policy) if isinstance(policy, str) else policy,
+        curves=Curves(throughput),
+        overhead=overhead_named(overhead),
+        noise=noise or Noise(),
+        faults=faults,
+        seed=seed,
+        gap_s=gap_s,
+        placement=placement,
+        record=record or Record(),
+    )
+    return Simulation(jobs, setting).run(time.perf_counter, trace)

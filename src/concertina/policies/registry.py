@@ -1,0 +1,21 @@
+"""The list of policies by name, each with the paper it comes from."""
+
+from __future__ import annotations
+
+from concertina.core.errors import UnknownNameError
+from concertina.policies.backfill import BackfillPolicy
+from concertina.policies.base import Policy
+from concertina.policies.fifo import FifoPolicy
+from concertina.policies.srtf import SrtfPolicy
+from concertina.policies.tiresias import TiresiasPolicy
+
+POLICIES: dict[str, Policy] = {
+    policy.name: policy for policy in (FifoPolicy(), BackfillPolicy(), SrtfPolicy(), TiresiasPolicy())
+}
+
+
+def policy_named(name: str) -> Policy:
+    """The policy of that name with its default parameters."""
+    if name not in POLICIES:
+        raise UnknownNameError(kind="policy", seen=name, known=tuple(sorted(POLICIES)))
+    return POLICIES[name]

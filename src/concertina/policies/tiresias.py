@@ -1,0 +1,75 @@
+"""Tiresias: least attained service in discrete queues, or the Gittins index, both in two dimensions.
+
+Gu et al., "Tiresias: A GPU cluster manager for distributed deep learning" (NSDI 2019). A job's service is
+devices times time. It starts in the first queue and sinks when its service passes a queue's limit; within
+a queue those that run come first, then the order of submission. A job that waited `promote_after` times
+as long as it ran goes back to the first queue (the paper's PROMOTEKNOB; 0 switches it off, as in the
+authors' experiments).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from concertina.policies.base import Shares
+from concertina.policies.fill import gangs
+from concertina.policies.table import Floats, Ints, Table
+
+_CLOSE = 1e-3
+"""Device-seconds by which a limit counts as reached: above the rounding error of a long simulation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiresiasPolicy:
+    """Discretised two-dimensional least attained service (2D-LAS)."""
+
+    name: str = "tiresias"
+    paper: str = "Gu et al. (NSDI 2019), 2D-LAS"
+    admission: str = "fits"
+    limits: tuple[float, ...] = (3250.0, 7200.0)
+    """Device-seconds at which a job sinks from queue i to queue i + 1."""
+    promote_after: float = 0.0
+
+    def allocate(self, table: Table) -> Shares:
+        """Queue by queue, running jobs first."""
+        service = table.service()
+        level = queue_of(service, self.limits)
+        held = table.held
+        waits = (held == 0).astype(np.int8)
+        rank = (2 * level).astype(np.int8) + waits
+        shares = gangs(table, np.argsort(rank, kind="stable"))
+        return Shares(
+            workers=shares.workers,
+            kind=shares.kind,
+            wake_s=next_sinking(table, shares.workers, service, level, self.limits),
+        )
+
+    def explain(self, table: Table, row: int, before: int, after: int) -> str:
+        """The queue it is in."""
+        queue = int(queue_of(table.service()[row : row + 1], self.limits)[0])
+        if after > before:
+            return f"in queue {queue} and {after} devices are left for it"
+        if after < before:
+            return f"in queue {queue}; its devices go to jobs with less attained service"
+        return f"in queue {queue}; jobs before it take the devices"
+
+
+def queue_of(service: Floats, limits: tuple[float, ...]) -> Ints:
+    """The queue for each attained service."""
+    level: Ints = np.zeros(len(service), dtype=np.int64)
+    for limit in limits:
+        level += service >= limit - _CLOSE
+    return level
+
+
+def next_sinking(
+    table: Table, workers: Ints, service: Floats, level: Ints, limits: tuple[float, ...]
+) -> float | None:
+    """When the first job that will run passes the limit of its queue."""
+    rows = np.flatnonzero((workers > 0) & (level < len(limits)))
+    if not rows.size:
+        return None
+    goal = np.asarray(limits)[level[rows]]
+    return float(table.now + np.min((goal - service[rows]) / workers[rows]))
