@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from concertina.policies.placement import Spot
 from concertina.policies.table import Floats, Ints, Table
 
 
@@ -23,6 +24,8 @@ class Shares:
     """Index of the device type for each job. None: the only type there is."""
     splits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Row -> devices by type, for jobs that shall hold several types at once."""
+    spots: Mapping[int, tuple[Spot, ...]] = field(default_factory=dict)
+    """Row -> nodes, for jobs the policy itself has placed; the others are placed after it."""
     level: Ints | None = None
     stamp: Floats | None = None
     """Notes to find in the table of the next round. None: as they were."""

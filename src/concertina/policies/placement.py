@@ -18,6 +18,8 @@ from concertina.core.errors import SimulationError
 
 Spot: TypeAlias = tuple[int, int]
 """(index of a node, devices on it)"""
+Shift: TypeAlias = tuple[int, tuple[Spot, ...], tuple[Spot, ...]]
+"""(job key, spots before, spots after)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +27,7 @@ class Placed:
     """Where a job went, and which jobs have to move for it."""
 
     spots: tuple[Spot, ...]
-    moves: tuple[tuple[int, tuple[Spot, ...], tuple[Spot, ...]], ...] = ()
-    """(job key, spots before, spots after)"""
+    moves: tuple[Shift, ...] = ()
 
 
 class Placer:
@@ -46,6 +47,16 @@ class Placer:
         for index, count in enumerate(self.slots):
             self._buckets[self.kind[index]][count] |= 1 << index
         self._up = [True] * len(self.slots)
+
+    def copy(self) -> Placer:
+        """A placer to try things on, without the jobs (so it moves nobody)."""
+        other = Placer.__new__(Placer)
+        other.migrate = False
+        other.slots, other.kind, other.rack = self.slots, self.kind, self.rack
+        other.free, other.on_node = list(self.free), [{} for _ in self.slots]
+        other._largest, other._up = self._largest, list(self._up)
+        other._buckets = [list(buckets) for buckets in self._buckets]
+        return other
 
     # -- what happened ---------------------------------------------------------------------------------------
 
@@ -78,7 +89,7 @@ class Placer:
     def place(self, key: int, kind: int, count: int) -> Placed:
         """Find and take `count` devices of one type for job `key`."""
         spots = self.compact(kind, count)
-        moves: tuple[tuple[int, tuple[Spot, ...], tuple[Spot, ...]], ...] = ()
+        moves: tuple[Shift, ...] = ()
         if spots is None and self.migrate:
             spots, moves = self._make_room(kind, count)
         if spots is None:
@@ -86,9 +97,17 @@ class Placer:
         self.take(key, spots)
         return Placed(spots=spots, moves=moves)
 
-    def compact(self, kind: int, count: int) -> tuple[Spot, ...] | None:
-        """The best fit on as few nodes as possible, or None: one node, else whole nodes and one rest."""
+    def compact(self, kind: int, count: int, *, first_fit: bool = False) -> tuple[Spot, ...] | None:
+        """The best fit on as few nodes as possible, or None: one node, else whole nodes and one rest.
+
+        With `first_fit` a single node is the first that has room, not the fullest.
+        """
         buckets = self._buckets[kind]
+        if first_fit and count <= self._largest:
+            roomy = 0
+            for room in range(count, self._largest + 1):
+                roomy |= buckets[room]
+            return ((_lowest(roomy), count),) if roomy else None
         for room in range(count, self._largest + 1):
             if buckets[room]:
                 return ((_lowest(buckets[room]), count),)
@@ -134,9 +153,7 @@ class Placer:
                     return tuple(spots)
         raise SimulationError(f"{count} devices too many were asked of type {kind}")
 
-    def _make_room(
-        self, kind: int, count: int
-    ) -> tuple[tuple[Spot, ...] | None, tuple[tuple[int, tuple[Spot, ...], tuple[Spot, ...]], ...]]:
+    def _make_room(self, kind: int, count: int) -> tuple[tuple[Spot, ...] | None, tuple[Shift, ...]]:
         """Move jobs so that `count` devices become compact: clear one node if that works, else pack anew."""
         nodes = [n for n, k in enumerate(self.kind) if k == kind and self._up[n]]
         if sum(self.free[n] for n in nodes) < count:

@@ -8,9 +8,11 @@ from concertina.policies.base import Policy
 from concertina.policies.fifo import FifoPolicy
 from concertina.policies.srtf import SrtfPolicy
 from concertina.policies.tiresias import TiresiasPolicy
+from concertina.policies.yarn_cs import YarnCsPolicy
 
 POLICIES: dict[str, Policy] = {
-    policy.name: policy for policy in (FifoPolicy(), BackfillPolicy(), SrtfPolicy(), TiresiasPolicy())
+    policy.name: policy
+    for policy in (FifoPolicy(), BackfillPolicy(), YarnCsPolicy(), SrtfPolicy(), TiresiasPolicy())
 }
 
 

@@ -17,7 +17,7 @@ from concertina.core.job import JobPhase, JobView
 from concertina.core.plan import Action, Admitted, Launch, Move, Nodes, Plan, Rejected, Resize, Stop
 from concertina.policies.admission import rule
 from concertina.policies.base import Policy, Shares
-from concertina.policies.placement import Placer, Spot
+from concertina.policies.placement import Placer, Shift, Spot
 from concertina.policies.scaling_curve import Curves
 from concertina.policies.table import Table
 
@@ -31,6 +31,8 @@ class Change:
     after: int
     workers: tuple[tuple[int, int], ...]
     """(index of a device type, devices) pairs it shall hold; empty: none."""
+    spots: tuple[Spot, ...] | None = None
+    """The nodes, where the policy has chosen them."""
 
 
 def changes(table: Table, shares: Shares) -> list[Change]:
@@ -53,7 +55,7 @@ def changes(table: Table, shares: Shares) -> list[Change]:
         else:
             kind = 0 if shares.kind is None else int(shares.kind[row])
             workers = ((kind, after),) if after else ()
-        found.append(Change(row, before, after, workers))
+        found.append(Change(row, before, after, workers, shares.spots.get(row)))
     if len(found) > 1:
         found.sort(key=lambda change: change.after > change.before)
     return found
@@ -71,8 +73,9 @@ def run_round(snapshot: Snapshot, policy: Policy, curves: Curves, *, migrate: bo
     """Admit new jobs, share out devices, place them, and say what to do."""
     answers, taken = _admit(snapshot, policy, curves)
     table = Table.from_snapshot(taken, curves)
-    shares = policy.allocate(table)
     placer, spots = observed(taken, migrate=migrate)
+    table.rooms = placer
+    shares = policy.allocate(table)
     actions = _actions(taken, table, policy, changes(table, shares), placer, spots)
     return Plan(actions=actions, answers=answers, wake_s=shares.wake_s)
 
@@ -130,16 +133,27 @@ def _actions(
         job_id = table.specs[change.row].id
         before = name_nodes(cluster, spots[key])
         reason = policy.explain(table, change.row, change.before, change.after)
-        after: list[Spot] = []
-        for kind, count in change.workers:
-            placed = placer.place(key, kind, count)
-            after += placed.spots
-            for other, old, new in placed.moves:
-                spots[other] = new
-                found.append(_move(cluster, snapshot.jobs[other].spec.id, old, new, job_id))
-        spots[key] = tuple(after)
+        after, moves = place_change(placer, key, change)
+        for other, old, new in moves:
+            spots[other] = new
+            found.append(_move(cluster, snapshot.jobs[other].spec.id, old, new, job_id))
+        spots[key] = after
         found.append(_action(job_id, before, name_nodes(cluster, spots[key]), reason))
     return tuple(found)
+
+
+def place_change(placer: Placer, key: int, change: Change) -> tuple[tuple[Spot, ...], tuple[Shift, ...]]:
+    """Take the devices of a change, where the policy said or else where they fit best; who moves for it."""
+    if change.spots is not None:
+        placer.take(key, change.spots)
+        return change.spots, ()
+    spots: tuple[Spot, ...] = ()
+    moves: tuple[Shift, ...] = ()
+    for kind, count in change.workers:
+        placed = placer.place(key, kind, count)
+        spots += placed.spots
+        moves += placed.moves
+    return spots, moves
 
 
 def _action(job_id: str, before: Nodes, nodes: Nodes, reason: str) -> Action:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from concertina.core.cluster import Snapshot
 from concertina.core.job import JobSpec
+from concertina.policies.placement import Placer
 from concertina.policies.scaling_curve import Curves, ScalingCurve
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -43,6 +44,8 @@ class Table:
         self.curves: list[ScalingCurve] = []
         self.splits: dict[int, tuple[int, ...]] = {}
         """Devices by type of the jobs (by `key`) that hold more than one type."""
+        self.rooms: Placer | None = None
+        """Free devices node by node, to be read and copied; None where places are not tracked."""
         self.keys: list[int] = []
         """The keeper's own number of the job in each row."""
         self._columns: dict[str, npt.NDArray[Any]] = {

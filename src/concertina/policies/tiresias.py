@@ -15,7 +15,7 @@ import numpy as np
 
 from concertina.policies.base import Shares
 from concertina.policies.fill import gangs
-from concertina.policies.table import Floats, Ints, Table
+from concertina.policies.table import Bools, Floats, Ints, Table
 
 _CLOSE = 1e-3
 """Device-seconds by which a limit counts as reached: above the rounding error of a long simulation."""
@@ -33,16 +33,16 @@ class TiresiasPolicy:
     promote_after: float = 0.0
 
     def allocate(self, table: Table) -> Shares:
-        """Queue by queue, running jobs first."""
+        """Queue by queue, each in its own order."""
         service = table.service()
         level = queue_of(service, self.limits)
-        held = table.held
-        waits = (held == 0).astype(np.int8)
-        rank = (2 * level).astype(np.int8) + waits
-        shares = gangs(table, np.argsort(rank, kind="stable"))
+        order = queue_order(table, level)
+        shares = gangs(table, order)
         return Shares(
             workers=shares.workers,
             kind=shares.kind,
+            level=level,
+            stamp=next_places(order, level, shares.workers > 0),
             wake_s=next_sinking(table, shares.workers, service, level, self.limits),
         )
 
@@ -62,6 +62,24 @@ def queue_of(service: Floats, limits: tuple[float, ...]) -> Ints:
     for limit in limits:
         level += service >= limit - _CLOSE
     return level
+
+
+def queue_order(table: Table, level: Ints) -> Ints:
+    """Rows by queue; within one by the place they had, then those that are new in it."""
+    n = len(table)
+    rows = np.arange(n, dtype=np.float64)
+    is_new = (table.stamp == 0) | (level != table.level)
+    place = np.where(is_new, n + 1 + rows, table.stamp)
+    order: Ints = np.argsort(level * (4.0 * n + 4) + place, kind="stable")
+    return order
+
+
+def next_places(order: Ints, level: Ints, runs: Bools) -> Floats:
+    """Places in the queues after this round: those that run first, otherwise in the same order."""
+    rank = (2 * level[order] + ~runs[order]).astype(np.int8)
+    places = np.empty(len(order), dtype=np.float64)
+    places[order[np.argsort(rank, kind="stable")]] = np.arange(1, len(order) + 1)
+    return places
 
 
 def next_sinking(

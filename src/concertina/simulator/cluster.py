@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from concertina.core.cluster import Cluster, Snapshot
 from concertina.core.job import JobPhase, JobView
-from concertina.policies.placement import Placer, Spot
-from concertina.policies.round import Change, name_nodes
+from concertina.policies.placement import Placer, Shift, Spot
+from concertina.policies.round import Change, name_nodes, place_change
 from concertina.policies.table import Table
 
 
@@ -25,6 +25,7 @@ class SimulatedCluster:
         self.slots = list(self.table.capacity)
         """Devices by type when every node is up."""
         self.placer = None if placement == "count" else Placer(cluster, migrate=placement == "buddy")
+        self.table.rooms = self.placer
         self.spots: dict[int, tuple[Spot, ...]] = {}
         """Where each running job is, by key; empty tuples if places are not tracked."""
         self.down: set[int] = set()
@@ -60,18 +61,16 @@ class SimulatedCluster:
         table.column("kind")[row] = -1
         table.column("speed")[row] = 0.0
 
-    def take(self, change: Change) -> tuple[tuple[int, tuple[Spot, ...], tuple[Spot, ...]], ...]:
+    def take(self, change: Change) -> tuple[Shift, ...]:
         """Give the devices of `change` to its job; returns the moves of others that this needed."""
         table = self.table
         key = table.keys[change.row]
         spots: tuple[Spot, ...] = ()
-        moves: tuple[tuple[int, tuple[Spot, ...], tuple[Spot, ...]], ...] = ()
+        moves: tuple[Shift, ...] = ()
         for kind, count in change.workers:
             table.used[kind] += count
-            if self.placer is not None:
-                placed = self.placer.place(key, kind, count)
-                spots += placed.spots
-                moves += placed.moves
+        if self.placer is not None:
+            spots, moves = place_change(self.placer, key, change)
         self.spots[key] = spots
         for other, _, new in moves:
             self.spots[other] = new
