@@ -10,7 +10,7 @@ import base64
 import heapq
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypedDict
@@ -214,8 +214,8 @@ def worst(outcomes: Sequence[JobOutcome]) -> list[Worst]:
     ]
 
 
-def device_grid(cluster: Cluster, spans: Sequence[Span], number: dict[str, int], axis: TimeAxis) -> Grid:
-    """Which job held each group of devices for most of each bin; `number` says which number stands for a job."""
+def device_grid(cluster: Cluster, spans: Sequence[Span], number: Mapping[str, int], axis: TimeAxis) -> Grid:
+    """Which job held each group of devices for most of each bin; `number` gives each job its number."""
     per_row = math.ceil(cluster.slots / ROWS)
     rows = math.ceil(cluster.slots / per_row)
     best = np.zeros((rows, axis.bins))
@@ -250,9 +250,13 @@ def device_grid(cluster: Cluster, spans: Sequence[Span], number: dict[str, int],
     }
 
 
-def _row_labels(cluster: Cluster, per_row: int) -> list[str]: names = [f"{node.id}.{slot}" for node in
-cluster.nodes for slot in range(node.slots)] firsts = names[::per_row] if per_row == 1: return firsts return
-[f"{first} - {names[min(i * per_row + per_row, len(names)) - 1]}" for i, first in enumerate(firsts)]
+def _row_labels(cluster: Cluster, per_row: int) -> list[str]:
+    names = [f"{node.id}.{slot}" for node in cluster.nodes for slot in range(node.slots)]
+    firsts = names[::per_row]
+    if per_row == 1:
+        return firsts
+    lasts = [names[min(i + per_row, len(names)) - 1] for i in range(0, len(names), per_row)]
+    return [f"{first} - {last}" for first, last in zip(firsts, lasts, strict=True)]
 
 
 def _slot_spans(cluster: Cluster, spans: Sequence[Span]) -> list[tuple[int, float, float, str]]:
@@ -267,9 +271,9 @@ def _slot_spans(cluster: Cluster, spans: Sequence[Span]) -> list[tuple[int, floa
     last_job = [""] * total
     found = []
     for span in sorted(spans, key=lambda span: span.start_s):
-        for node, count in span.nodes:
+        for node_id, count in span.nodes:
             order = sorted(
-                slots_of[node],
+                slots_of[node_id],
                 key=lambda slot: (free_at[slot] > span.start_s, last_job[slot] != span.job_id, slot),
             )
             for slot in order[:count]:

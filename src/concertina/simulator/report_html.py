@@ -22,8 +22,8 @@ COLOURS = 24
 class NoPlotlyError(ConcertinaError):
     """plotly is not installed."""
 
-    def __init__(self) -> None: super().__init__("--html needs plotly, which is not installed; try pip
-    install 'concertina[simulator]'")
+    def __init__(self) -> None:
+        super().__init__("--html needs plotly, which is missing; try pip install 'concertina[simulator]'")
 
 
 def render(results: Sequence[Result], *, notes: Mapping[str, Sequence[str]] | None = None) -> str:
@@ -45,8 +45,11 @@ def render(results: Sequence[Result], *, notes: Mapping[str, Sequence[str]] | No
     return text
 
 
-def write_html(path: Path, results: Sequence[Result], *, notes: Mapping[str, Sequence[str]] | None = None)
--> None: """Write the page.""" path.write_text(render(results, notes=notes), encoding="utf-8")
+def write_html(
+    path: Path, results: Sequence[Result], *, notes: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """Write the page."""
+    path.write_text(render(results, notes=notes), encoding="utf-8")
 
 
 def _plotly() -> str:
@@ -62,18 +65,39 @@ def _safe_json(data: object) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _trace(name: str, results: Sequence[Result], notes: Sequence[str]) -> dict[str, object]: jobs =
-[outcome.job_id for outcome in results[0].outcomes] number = {job: i for i, job in enumerate(jobs)}
-curve_axis = report_data.time_axis(results, report_data.BINS) grid_axis = report_data.time_axis(results,
-report_data.COLUMNS) cluster = results[0].cluster types = {kind: cluster.slots_of(kind) for kind in
-cluster.types} return { "name": name, "notes": list(notes), "cluster": " + ".join(f"{count} {kind}" for
-kind, count in types.items()), "devices": cluster.slots, "nodes": len(cluster.nodes), "jobs": jobs,
-"colours": COLOURS, "start_s": curve_axis.start_s, "end_s": curve_axis.end_s, "busy_until_s":
-report_data.busy_until(results), "policies": [ { "summary": _finite(result.summary.as_dict()), "load":
-report_data.load_curve(result.load, curve_axis), "jct": report_data.distribution(result.outcomes),
-"deadlines": report_data.deadlines(result.outcomes), "worst": report_data.worst(result.outcomes), "grid": (
-report_data.device_grid(cluster, result.spans, number, grid_axis) if result.spans else None ), } for result
-in results ], }
+def _trace(name: str, results: Sequence[Result], notes: Sequence[str]) -> dict[str, object]:
+    jobs = [outcome.job_id for outcome in results[0].outcomes]
+    number = {job: i for i, job in enumerate(jobs)}
+    curve_axis = report_data.time_axis(results, report_data.BINS)
+    grid_axis = report_data.time_axis(results, report_data.COLUMNS)
+    cluster = results[0].cluster
+    types = {kind: cluster.slots_of(kind) for kind in cluster.types}
+    return {
+        "name": name,
+        "notes": list(notes),
+        "cluster": " + ".join(f"{count} {kind}" for kind, count in types.items()),
+        "nodes": len(cluster.nodes),
+        "jobs": jobs,
+        "colours": COLOURS,
+        "start_s": curve_axis.start_s,
+        "end_s": curve_axis.end_s,
+        "busy_until_s": report_data.busy_until(results),
+        "policies": [
+            {
+                "summary": _finite(result.summary.as_dict()),
+                "load": report_data.load_curve(result.load, curve_axis),
+                "jct": report_data.distribution(result.outcomes),
+                "deadlines": report_data.deadlines(result.outcomes),
+                "worst": report_data.worst(result.outcomes),
+                "grid": _grid(result, number, grid_axis),
+            }
+            for result in results
+        ],
+    }
+
+
+def _grid(result: Result, number: Mapping[str, int], axis: report_data.TimeAxis) -> report_data.Grid | None:
+    return report_data.device_grid(result.cluster, result.spans, number, axis) if result.spans else None
 
 
 def _finite(summary: Mapping[str, object]) -> dict[str, object]:
