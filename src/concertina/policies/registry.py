@@ -5,6 +5,7 @@ from __future__ import annotations
 from concertina.core.errors import UnknownNameError
 from concertina.policies.backfill import BackfillPolicy
 from concertina.policies.base import Policy
+from concertina.policies.edf import EdfPolicy
 from concertina.policies.fifo import FifoPolicy
 from concertina.policies.srtf import SrtfPolicy
 from concertina.policies.tiresias import TiresiasPolicy
@@ -12,7 +13,7 @@ from concertina.policies.yarn_cs import YarnCsPolicy
 
 POLICIES: dict[str, Policy] = {
     policy.name: policy
-    for policy in (FifoPolicy(), BackfillPolicy(), YarnCsPolicy(), SrtfPolicy(), TiresiasPolicy())
+    for policy in (FifoPolicy(), BackfillPolicy(), EdfPolicy(), YarnCsPolicy(), SrtfPolicy(), TiresiasPolicy())
 }
 
 

@@ -146,7 +146,7 @@ class Simulation:
                 self._leave(change.row)
         for change, reason in zip(wanted, reasons, strict=True):
             self._enter(change, reason)
-        if self.setting.overhead.everyone:
+        if self.setting.overhead.everyone or self.setting.overhead.is_restart(self.rounds):
             self._charge_everyone({change.row for change in wanted})
         self._wake(shares)
         self.rounds += 1
