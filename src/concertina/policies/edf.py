@@ -1,7 +1,7 @@
 """Earliest deadline first: the job due soonest takes as many devices as speed it up, then the next one.
 
-ElasticFlow 6, baseline: it knows deadlines and scaling curves, but admits everything and wastes devices on the flat
-part of the curve. Jobs without a deadline come last, in order of submission.
+ElasticFlow 6, baseline: it knows deadlines and scaling curves, but admits everything and wastes devices
+on the flat part of the curve. Jobs without a deadline come last, in order of submission.
 """
 
 from __future__ import annotations

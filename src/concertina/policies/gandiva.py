@@ -1,14 +1,17 @@
 """Gandiva: jobs of one size share sets of nodes and take turns on them, a minute each.
 
-Xiao et al., "Gandiva: Introspective cluster scheduling for deep learning" (OSDI 2018), as ElasticFlow's baseline
-(6) models it: gangs as asked, no deadlines, nobody waits as long as jobs of the same size have a set. Each size gets
-nodes in proportion to what its jobs ask for; a set that holds more jobs than fit at once is sliced in time.
+Xiao et al., "Gandiva: Introspective cluster scheduling for deep learning" (OSDI 2018), as ElasticFlow's
+baseline (6) models it: gangs as asked, no deadlines, nobody waits as long as jobs of the same size have a
+set. Each size gets nodes in proportion to what its jobs ask for; a set that holds more jobs than fit at
+once is sliced in time.
 
-What survives a round is in the table: `level` is the number of the job's set, `stamp` its place in the set's queue.
+What survives a round is in the table: `level` is the number of the job's set, `stamp` its place in the
+set's queue.
 """
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,7 +75,8 @@ class GandivaPolicy:
         return "its turn is over, or no set of nodes for its size is there yet"
 
     def turn_is_over(self, table: Table) -> bool:
-        """Whether `now` is the end of a slice; slices are counted from time zero, so nothing is remembered."""
+        """Whether `now` is the end of a slice; slices are counted from time zero, so nothing is
+        remembered."""
         return table.now % self.slice_s == 0.0
 
     def _next_turn(self, table: Table, sliced: bool) -> float | None:
@@ -137,56 +141,60 @@ class Board:
         return NodeSet(number=number, size=size, nodes=nodes, at_once=nodes * self.slots // size)
 
     def of_size(self, size: int) -> list[NodeSet]:
-        """The sets of one job size, the emptiest first."""
-        return sorted((g for g in self.sets if g.size == size), key=lambda g: (len(g.rows), g.number))
+        """The sets of one job size."""
+        return [group for group in self.sets if group.size == size]
 
     def adjust(self) -> None:
-        """Let each size have nodes in proportion to its demand."""
-        demand: dict[int, int] = {}
-        for group in self.sets:
-            demand[group.size] = demand.get(group.size, 0) + len(group.rows) * group.size
-        total = sum(demand.values())
+        """Let each size have the sets it can fill; if there are too few nodes, in proportion to its
+        demand."""
+        jobs: dict[int, int] = {}
+        for size in [g.size for g in self.sets for _ in g.rows]:
+            jobs[size] = jobs.get(size, 0) + 1
         nodes = self.free + sum(group.nodes for group in self.sets)
-        for size in sorted(demand):
-            share = min(demand[size] * nodes * self.slots // total, demand[size])
-            have = sum(g.nodes for g in self.sets if g.size == size) * self.slots
-            if share > have:
-                self._expand(size, -(-(share - have) // size))
-            elif share < have:
-                self._shrink(size, -(-(have - share) // size))
+        total = sum(size * count for size, count in jobs.items())
+        shape = {size: self._new(size) for size in jobs}
+        wanted = {size: -(-count // shape[size].at_once) for size, count in jobs.items()}
+        if sum(wanted[size] * shape[size].nodes for size in jobs) > nodes:
+            for size, count in jobs.items():
+                fair = size * count * nodes // (total * shape[size].nodes)
+                wanted[size] = max(1, min(wanted[size], fair))
+        have = {size: len(self.of_size(size)) for size in jobs}
+        for size in sorted(jobs):
+            if wanted[size] < have[size]:
+                self._shrink(size, have[size] - wanted[size])
+        for size in sorted(jobs):
+            if wanted[size] > have[size]:
+                self._expand(size, wanted[size] - have[size])
 
     def _expand(self, size: int, wanted: int) -> None:
-        """Open sets for a size that has too few nodes and deal its jobs out anew."""
-        opened = False
+        """Open sets for a size that has too few and move jobs over from the fullest ones."""
         for _ in range(wanted):
             group = self._new(size)
             if group.nodes > self.free:
-                break
-            self.free -= group.nodes
-            self.sets.append(group)
-            opened = True
-        if opened:
-            self._deal(size, [row for g in self.of_size(size) for row in g.rows])
+                return
+            others = self.of_size(size)
+            while len(group.rows) < group.at_once:
+                fullest = max(others, key=lambda g: (len(g.rows), -g.number))
+                if len(fullest.rows) <= len(group.rows) + 1:
+                    break
+                group.rows.append(fullest.rows.pop())
+            if group.rows:
+                self.free -= group.nodes
+                self.sets.append(group)
 
-    def _shrink(self, size: int, wanted: int) -> None:
-        """Close sets of a size that has too many nodes; one stays."""
-        groups = self.of_size(size)
-        surplus = groups[: min(wanted, len(groups) - 1)]
-        for group in surplus:
+    def _shrink(self, size: int, surplus: int) -> None:
+        """Close the emptiest sets of a size; their jobs go to the others."""
+        groups = sorted(self.of_size(size), key=lambda g: (len(g.rows), g.number))
+        closed, kept = groups[:surplus], groups[surplus:]
+        for group in closed:
             self.sets.remove(group)
             self.free += group.nodes
-        for row in [row for group in surplus for row in group.rows]:
-            self.of_size(size)[0].rows.append(row)
-
-    def _deal(self, size: int, rows: list[int]) -> None:
-        for group in self.of_size(size):
-            group.rows.clear()
-        for row in rows:
-            self.of_size(size)[0].rows.append(row)
-        for group in self.of_size(size):
-            if not group.rows:
-                self.sets.remove(group)
-                self.free += group.nodes
+        heap = [(len(group.rows), group.number, group) for group in kept]
+        heapq.heapify(heap)
+        for row in [row for group in closed for row in group.rows]:
+            load, number, group = heap[0]
+            group.rows.append(row)
+            heapq.heapreplace(heap, (load + 1, number, group))
 
     def rotate(self) -> None:
         """The next jobs have their turn."""
@@ -199,15 +207,16 @@ class Board:
         for row in self.unseated:
             size = int(self.table.gpus[row])
             groups = self.of_size(size)
+            emptiest = min(groups, key=lambda g: (len(g.rows), g.number), default=None)
             new = self._new(size)
-            if groups and len(groups[0].rows) < groups[0].at_once:
-                groups[0].rows.append(row)
+            if emptiest is not None and len(emptiest.rows) < emptiest.at_once:
+                emptiest.rows.append(row)
             elif new.nodes <= self.free:
                 self.free -= new.nodes
                 new.rows.append(row)
                 self.sets.append(new)
-            elif groups:
-                groups[0].rows.append(row)
+            elif emptiest is not None:
+                emptiest.rows.append(row)
 
 
 def _node_slots(table: Table, kind: int) -> int:

@@ -33,8 +33,10 @@ class Placed:
 class Placer:
     """Free devices by node, in buckets by number; all choices are by lowest index, so equal states agree."""
 
-    def __init__(self, cluster: Cluster, *, migrate: bool = False) -> None:
+    def __init__(self, cluster: Cluster, *, migrate: bool = False, roomiest: bool = False) -> None:
         self.migrate = migrate
+        self.roomiest = roomiest
+        """Take from the nodes with most room instead of packing (what simple schedulers do)."""
         self.slots = [node.slots for node in cluster.nodes]
         self.free = list(self.slots)
         self.kind = [cluster.types.index(node.device_type) for node in cluster.nodes]
@@ -51,7 +53,7 @@ class Placer:
     def copy(self) -> Placer:
         """A placer to try things on, without the jobs (so it moves nobody)."""
         other = Placer.__new__(Placer)
-        other.migrate = False
+        other.migrate, other.roomiest = False, self.roomiest
         other.slots, other.kind, other.rack = self.slots, self.kind, self.rack
         other.free, other.on_node = list(self.free), [{} for _ in self.slots]
         other._largest, other._up = self._largest, list(self._up)
@@ -88,7 +90,7 @@ class Placer:
 
     def place(self, key: int, kind: int, count: int) -> Placed:
         """Find and take `count` devices of one type for job `key`."""
-        spots = self.compact(kind, count)
+        spots = None if self.roomiest else self.compact(kind, count)
         moves: tuple[Shift, ...] = ()
         if spots is None and self.migrate:
             spots, moves = self._make_room(kind, count)

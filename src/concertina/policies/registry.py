@@ -5,16 +5,37 @@ from __future__ import annotations
 from concertina.core.errors import UnknownNameError
 from concertina.policies.backfill import BackfillPolicy
 from concertina.policies.base import Policy
+from concertina.policies.chronus import ChronusPolicy
 from concertina.policies.edf import EdfPolicy
 from concertina.policies.fifo import FifoPolicy
+from concertina.policies.gandiva import GandivaPolicy
+from concertina.policies.las import LasPolicy
+from concertina.policies.optimus import OptimusPolicy
 from concertina.policies.srtf import SrtfPolicy
-from concertina.policies.tiresias import TiresiasPolicy
+from concertina.policies.themis import ThemisPolicy
+from concertina.policies.tiresias import TiresiasPolicy, log_normal_samples
 from concertina.policies.yarn_cs import YarnCsPolicy
 
-POLICIES: dict[str, Policy] = {
-    policy.name: policy
-    for policy in (FifoPolicy(), BackfillPolicy(), EdfPolicy(), YarnCsPolicy(), SrtfPolicy(), TiresiasPolicy())
-}
+_ALL: tuple[Policy, ...] = (
+    FifoPolicy(),
+    BackfillPolicy(),
+    YarnCsPolicy(),
+    SrtfPolicy(),
+    LasPolicy(),
+    TiresiasPolicy(),
+    TiresiasPolicy(
+        name="tiresias-gittins",
+        paper="Gu et al. (NSDI 2019), 2D-Gittins",
+        samples=log_normal_samples(median=900.0, sigma=2.5),
+    ),
+    GandivaPolicy(),
+    ThemisPolicy(),
+    ChronusPolicy(),
+    EdfPolicy(),
+    OptimusPolicy(),
+)
+
+POLICIES: dict[str, Policy] = {policy.name: policy for policy in _ALL}
 
 
 def policy_named(name: str) -> Policy:

@@ -10,10 +10,22 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from concertina.core.cluster import Cluster, Snapshot
+from concertina.core.errors import UnknownNameError
 from concertina.core.job import JobPhase, JobView
 from concertina.policies.placement import Placer, Shift, Spot
 from concertina.policies.round import Change, name_nodes, place_change
 from concertina.policies.table import Table
+
+PLACEMENTS = ("best-fit", "buddy", "roomiest", "count")
+"""Pack; pack and move others aside; take the emptiest nodes; only count."""
+
+
+def _placer(cluster: Cluster, placement: str) -> Placer | None:
+    if placement not in PLACEMENTS:
+        raise UnknownNameError(kind="placement", seen=placement, known=PLACEMENTS)
+    if placement == "count":
+        return None
+    return Placer(cluster, migrate=placement == "buddy", roomiest=placement == "roomiest")
 
 
 class SimulatedCluster:
@@ -24,7 +36,7 @@ class SimulatedCluster:
         self.table = Table(cluster.types, [cluster.slots_of(kind) for kind in cluster.types])
         self.slots = list(self.table.capacity)
         """Devices by type when every node is up."""
-        self.placer = None if placement == "count" else Placer(cluster, migrate=placement == "buddy")
+        self.placer = _placer(cluster, placement)
         self.table.rooms = self.placer
         self.spots: dict[int, tuple[Spot, ...]] = {}
         """Where each running job is, by key; empty tuples if places are not tracked."""

@@ -7,6 +7,7 @@ Nothing here knows any policy by name.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,8 @@ class Setting:
     seed: int = 0
     gap_s: float = 0.0
     """Least time between two rounds; what happens in between waits for the next round."""
+    tick_s: float = 0.0
+    """If not 0, rounds happen only at multiples of it."""
     placement: str = "best-fit"
     record: Record
 
@@ -78,7 +81,7 @@ class Simulation:
             self.table.now = now
             self.recorder.advance(now)
             if self._happen(now) and self.due_s is None:
-                self.due_s = max(now, self.last_round_s + self.setting.gap_s)
+                self.due_s = self._due(now)
             if self.due_s is not None and self.due_s <= now:
                 self._round(clock)
             self.recorder.point()
@@ -90,6 +93,12 @@ class Simulation:
             notes=self.notes,
             wall_s=clock() - begun,
         )
+
+    def _due(self, now: float) -> float:
+        """When the round for something that happens now may take place."""
+        due = max(now, self.last_round_s + self.setting.gap_s)
+        tick = self.setting.tick_s
+        return math.ceil(due / tick) * tick if tick else due
 
     def _next_time(self) -> float | None:
         """The earliest thing that can happen; None: nothing that matters any more."""

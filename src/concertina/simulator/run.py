@@ -28,6 +28,7 @@ def simulate(
     faults: Sequence[Fault] = (),
     seed: int = 0,
     gap_s: float = 0.0,
+    tick_s: float = 0.0,
     placement: str = "best-fit",
     trace: str = "trace",
     record: Record | None = None,
@@ -47,6 +48,7 @@ def simulate(
         faults=faults,
         seed=seed,
         gap_s=gap_s,
+        tick_s=tick_s,
         placement=placement,
         record=record or Record(),
     )
