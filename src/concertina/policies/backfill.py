@@ -8,14 +8,15 @@ default of Slurm.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from concertina.policies.base import Shares
-from concertina.policies.fifo import start_from_head, started_shares
+from concertina.policies.fifo import start_from_head
 from concertina.policies.fill import choose_type
-from concertina.policies.table import Floats, Ints, Table
+from concertina.policies.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +32,10 @@ class BackfillPolicy:
         free = table.free()
         if max(free, default=0) <= 0:
             return Shares(workers=table.held)
-        started, blocked = start_from_head(table, free)
-        if blocked.size > 1 and max(free) > 0:
-            started += fill_gaps(table, started, free, head=int(blocked[0]), rest=blocked[1:])
-        return started_shares(table, started)
+        starts, head = start_from_head(table, free)
+        if head is not None and max(free) > 0:
+            fill_gaps(table, starts, free, head)
+        return Shares(workers=table.held, starts=starts)
 
     def explain(self, table: Table, row: int, before: int, after: int) -> str:
         """Head, gap or wait."""
@@ -45,57 +46,71 @@ class BackfillPolicy:
         return f"needs {int(table.gpus[row])} devices without delaying the first in the queue"
 
 
-def fill_gaps(
-    table: Table, started: list[tuple[int, int]], free: list[int], *, head: int, rest: Ints
-) -> list[tuple[int, int]]:
-    """Those of `rest` that can start now without delaying `head`, with their type."""
-    found: list[tuple[int, int]] = []
-    time_left = table.time_left()
-    best = choose_type(table, head, table.capacity)  # where the head's devices are reserved
-    for kind in range(len(free)):
-        if free[kind] <= 0:
+def fill_gaps(table: Table, starts: dict[int, int], free: list[int], head: int) -> None:
+    """Add to `starts` the jobs behind `head` that can start now without delaying it."""
+    reserved = choose_type(table, head, table.capacity)
+    for kind, there in enumerate(free):
+        if there <= 0:
             continue
-        window, spare = np.inf, free[kind]
-        if kind == best:
-            window, spare = reserve(table, started, time_left, kind, free[kind], int(table.gpus[head]))
-        may = table.allowed[rest] >> kind & 1 == 1
-        open_ = rest[may] if len(free) > 1 else rest
-        chosen = _gap_jobs(table.gpus, time_left, open_, free[kind], window, spare)
-        found += [(row, kind) for row in chosen]
-        rest = rest[~np.isin(rest, chosen)] if len(free) > 1 else rest
-    return found
+        gap = Gap(free=there, spare=there, window=np.inf)
+        if kind == reserved:
+            reserve(table, starts, kind, int(table.gpus[head]), gap)
+        for row in gap_rows(table, kind, head + 1, gap):
+            seconds = float(table.time_left_of(slice(row, row + 1))[0])
+            if row not in starts and gap.takes(int(table.gpus[row]), seconds):
+                starts[row] = kind
 
 
-def reserve(
-    table: Table, started: list[tuple[int, int]], time_left: Floats, kind: int, free: int, need: int
-) -> tuple[float, int]:
-    """How long until `need` devices are free by the estimates, and how many will be spare then."""
-    running = np.flatnonzero(table.kind == kind)
-    new = np.asarray([row for row, its in started if its == kind], dtype=np.int64)
-    left = np.concatenate([time_left[running], time_left[new]])
-    size = np.concatenate([table.held[running], table.gpus[new]])
+@dataclass(slots=True, kw_only=True)
+class Gap:
+    """Devices that are free until the first in the queue gets them."""
+
+    free: int
+    spare: int
+    """Of those, the ones it will not need then."""
+    window: float
+    """Seconds until then, by the estimates."""
+
+    def takes(self, gpus: int, seconds: float) -> bool:
+        """Let a job of this size and length start, if it delays nobody."""
+        short = seconds <= self.window
+        if gpus > self.free or not (short or gpus <= self.spare):
+            return False
+        self.free -= gpus
+        if not short:
+            self.spare -= gpus
+        return True
+
+
+def gap_rows(table: Table, kind: int, at: int, gap: Gap) -> Iterator[int]:
+    """Waiting rows from `at` on that fit into the gap as it is when they are reached, found stretch by
+    stretch."""
+    n, stretch = len(table), 256
+    held, gpus, allowed = table.held, table.gpus, table.allowed
+    while at < n and gap.free > 0:
+        rows = slice(at, min(at + stretch, n))
+        size = gpus[rows]
+        fits = (size <= gap.free) & (held[rows] == 0)
+        fits &= (size <= gap.spare) | (table.time_left_of(rows) <= gap.window)
+        if len(table.types) > 1:
+            fits &= allowed[rows] >> kind & 1 == 1
+        for row in (np.flatnonzero(fits) + at).tolist():
+            yield row
+            if gap.free <= 0:
+                return
+        at, stretch = at + stretch, 4 * stretch
+
+
+def reserve(table: Table, starts: dict[int, int], kind: int, need: int, gap: Gap) -> None:
+    """Find out how long until `need` devices are free by the estimates, and how many will be spare then."""
+    rows = np.flatnonzero(table.kind == kind)
+    size = table.held[rows]
+    new = [row for row, its in starts.items() if its == kind]
+    if new:
+        rows, size = np.concatenate([rows, new]), np.concatenate([size, table.gpus[new]])
+    left = table.time_left_of(rows)
     order = np.argsort(left, kind="stable")
-    there = free + np.cumsum(size[order])
+    there = gap.free + np.cumsum(size[order])
     at = int(np.searchsorted(there, need))
-    if at == len(there):  # nodes are down: it can not start before they are back
-        return np.inf, free
-    return float(left[order[at]]), int(there[at]) - need
-
-
-def _gap_jobs(gpus: Ints, time_left: Floats, rows: Ints, free: int, window: float, spare: int) -> list[int]:
-    demand, short = gpus[rows], time_left[rows] <= window
-    chosen: list[int] = []
-    at = 0
-    while free > 0:
-        rest = demand[at:]
-        ok = (rest <= free) & (short[at:] | (rest <= spare))
-        step = int(np.argmax(ok)) if ok.size else 0
-        if not ok.size or not ok[step]:
-            break
-        at += step
-        free -= int(demand[at])
-        if not short[at]:
-            spare -= int(demand[at])
-        chosen.append(int(rows[at]))
-        at += 1
-    return chosen
+    if at < len(there):  # else nodes are down: it can not start before they are back
+        gap.window, gap.spare = float(left[order[at]]), int(there[at]) - need

@@ -19,7 +19,10 @@ class Shares:
     """What a policy wants, row by row of the table it was handed: the allocation by columns."""
 
     workers: Ints
-    """Devices for each job; 0: wait."""
+    """Devices for each job; 0: wait. A policy that only starts jobs hands `table.held` back and lists them in
+    `starts`."""
+    starts: Mapping[int, int] = field(default_factory=dict)
+    """Row -> device type: waiting jobs that get what they asked for, whatever `workers` says."""
     kind: Ints | None = None
     """Index of the device type for each job. None: the only type there is."""
     splits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)

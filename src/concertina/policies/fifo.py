@@ -5,13 +5,14 @@ The static baseline of Elan VI-C.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from concertina.policies.base import Shares
 from concertina.policies.fill import choose_type
-from concertina.policies.table import Ints, Table
+from concertina.policies.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +28,8 @@ class FifoPolicy:
         free = table.free()
         if max(free, default=0) <= 0:
             return Shares(workers=table.held)
-        started, _ = start_from_head(table, free)
-        return started_shares(table, started)
+        starts, _ = start_from_head(table, free)
+        return Shares(workers=table.held, starts=starts)
 
     def explain(self, table: Table, row: int, before: int, after: int) -> str:
         """Head of the queue, or behind it."""
@@ -37,27 +38,22 @@ class FifoPolicy:
         return f"needs {int(table.gpus[row])} devices; {sum(table.free())} are free, or an earlier job waits"
 
 
-def start_from_head(table: Table, free: list[int]) -> tuple[list[tuple[int, int]], Ints]:
-    """Waiting rows that can start in order, with their type, and those after the first that can not.
+def waiting_rows(table: Table, stretch: int = 128) -> Iterator[int]:
+    """Rows of jobs that wait, in order, found as far as somebody looks."""
+    held = table.held
+    at = 0
+    while at < len(held):
+        yield from (np.flatnonzero(held[at : at + stretch] == 0) + at).tolist()
+        at, stretch = at + stretch, 4 * stretch
 
-    Lowers `free`.
-    """
-    waiting = np.flatnonzero(table.held == 0)
-    started: list[tuple[int, int]] = []
-    for row in waiting:
-        kind = choose_type(table, int(row), free)
+
+def start_from_head(table: Table, free: list[int]) -> tuple[dict[int, int], int | None]:
+    """Waiting rows that can start in order, with their type, and the first that can not. Lowers `free`."""
+    starts: dict[int, int] = {}
+    for row in waiting_rows(table):
+        kind = choose_type(table, row, free)
         if kind < 0:
-            break
-        started.append((int(row), kind))
+            return starts, row
+        starts[row] = kind
         free[kind] -= int(table.gpus[row])
-    return started, waiting[len(started) :]
-
-
-def started_shares(table: Table, started: list[tuple[int, int]]) -> Shares:
-    """What is held, and the asked devices for those that start."""
-    if not started:
-        return Shares(workers=table.held)
-    workers, kinds = table.held.copy(), table.kind.copy()
-    for row, kind in started:
-        workers[row], kinds[row] = table.gpus[row], kind
-    return Shares(workers=workers, kind=kinds)
+    return starts, None

@@ -38,8 +38,12 @@ class Change:
 def changes(table: Table, shares: Shares) -> list[Change]:
     """What differs between wanted and held, those that only give back first, each in order of rows."""
     held, wanted = table.held, shares.workers
-    if wanted.base is held.base and not shares.splits and shares.kind is None:
-        return []  # the policy handed the column back: all stays as it is
+    if wanted.base is held.base:  # the policy handed the column back: only what it lists changes
+        return [
+            Change(row, 0, gpus, ((kind, gpus),), shares.spots.get(row))
+            for row, kind in shares.starts.items()
+            if (gpus := int(table.gpus[row]))
+        ]
     differs = wanted != held
     kind_now = table.kind
     if shares.kind is not None and len(table.types) > 1:

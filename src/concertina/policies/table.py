@@ -48,10 +48,9 @@ class Table:
         """Free devices node by node, to be read and copied; None where places are not tracked."""
         self.keys: list[int] = []
         """The keeper's own number of the job in each row."""
-        self._columns: dict[str, npt.NDArray[Any]] = {
-            **{name: np.zeros(room, dtype=np.int64) for name in _INTS},
-            **{name: np.zeros(room, dtype=np.float64) for name in _FLOATS},
-        }
+        self._ints = np.zeros((len(_INTS), room), dtype=np.int64)
+        self._floats = np.zeros((len(_FLOATS), room), dtype=np.float64)
+        self._columns = self._name_columns()
         self._start = self._end = 0
         """Rows live in this part of the columns, so that taking out an early or a late row is cheap alike."""
 
@@ -149,6 +148,19 @@ class Table:
         result: Floats = self.left() / self.asked_speed
         return result
 
+    def time_left_of(self, rows: Ints | slice) -> Floats:
+        """The same for some rows only."""
+        c = self._columns
+        at = (
+            slice(self._start + rows.start, self._start + rows.stop)
+            if isinstance(rows, slice)
+            else rows + self._start
+        )
+        ran = np.maximum(self.now - np.maximum(c["mark"][at], c["resume"][at]), 0.0)
+        left = np.maximum(c["estimate"][at] - c["done_0"][at] - c["speed"][at] * ran, 1e-9)
+        result: Floats = left / c["asked_speed"][at]
+        return result
+
     def free(self) -> list[int]:
         """Devices nobody holds, by type. Below zero right after nodes were lost."""
         return [up - used for up, used in zip(self.capacity, self.used, strict=True)]
@@ -187,24 +199,31 @@ class Table:
         at = start + row
         if row < end - at:
             if row:
-                for column in self._columns.values():
-                    column[start + 1 : at + 1] = column[start:at]
+                for block in (self._ints, self._floats):
+                    block[:, start + 1 : at + 1] = block[:, start:at]
             self._start += 1
         else:
             if at < end - 1:
-                for column in self._columns.values():
-                    column[at : end - 1] = column[at + 1 : end]
+                for block in (self._ints, self._floats):
+                    block[:, at : end - 1] = block[:, at + 1 : end]
             self._end -= 1
 
     def _make_room(self) -> None:
         """Move the rows to the front of columns that are at least twice as long as needed."""
         at, count = slice(self._start, self._end), self._end - self._start
         size = max(64, 2 * count)
-        for name, column in self._columns.items():
-            new = np.zeros(size, dtype=column.dtype)
-            new[:count] = column[at]
-            self._columns[name] = new
+        ints = np.zeros((len(_INTS), size), dtype=np.int64)
+        floats = np.zeros((len(_FLOATS), size), dtype=np.float64)
+        ints[:, :count], floats[:, :count] = self._ints[:, at], self._floats[:, at]
+        self._ints, self._floats = ints, floats
+        self._columns = self._name_columns()
         self._start, self._end = 0, count
+
+    def _name_columns(self) -> dict[str, npt.NDArray[Any]]:
+        return {
+            **dict(zip(_INTS, self._ints, strict=True)),
+            **dict(zip(_FLOATS, self._floats, strict=True)),
+        }
 
     @classmethod
     def from_snapshot(cls, snapshot: Snapshot, curves: Curves) -> Table:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from concertina.policies.base import Shares
-from concertina.policies.fifo import FifoPolicy
+from concertina.policies.fifo import FifoPolicy, waiting_rows
 from concertina.policies.placement import Placer, Spot
 from concertina.policies.table import Table
 
@@ -33,13 +31,12 @@ class YarnCsPolicy:
             return FifoPolicy().allocate(table)
         if max(table.free(), default=0) <= 0:
             return Shares(workers=table.held)
-        started = self._start(table, table.rooms)
-        if not started:
-            return Shares(workers=table.held)
-        workers, kinds = table.held.copy(), table.kind.copy()
-        for row, (kind, _) in started.items():
-            workers[row], kinds[row] = table.gpus[row], kind
-        return Shares(workers=workers, kind=kinds, spots={row: spots for row, (_, spots) in started.items()})
+        found = self._start(table, table.rooms)
+        return Shares(
+            workers=table.held,
+            starts={row: kind for row, (kind, _) in found.items()},
+            spots={row: spots for row, (_, spots) in found.items()},
+        )
 
     def explain(self, table: Table, row: int, before: int, after: int) -> str:
         """Head of the queue, or no compact place."""
@@ -51,13 +48,13 @@ class YarnCsPolicy:
     def _start(self, table: Table, rooms: Placer) -> dict[int, tuple[int, tuple[Spot, ...]]]:
         tried: Placer | None = None
         started: dict[int, tuple[int, tuple[Spot, ...]]] = {}
-        for row in np.flatnonzero(table.held == 0):
-            found = self._find(table, int(row), tried or rooms)
+        for row in waiting_rows(table):
+            found = self._find(table, row, tried or rooms)
             if found is None:
                 break
             tried = tried or rooms.copy()
-            tried.take(int(row), found[1])
-            started[int(row)] = found
+            tried.take(row, found[1])
+            started[row] = found
         return started
 
     def _find(self, table: Table, row: int, rooms: Placer) -> tuple[int, tuple[Spot, ...]] | None:

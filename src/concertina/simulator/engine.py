@@ -55,7 +55,8 @@ class Simulation:
         self.cluster = SimulatedCluster(setting.cluster, placement=setting.placement)
         self.table = self.cluster.table
         self.table.now = self.jobs[0].submit_s if self.jobs else 0.0
-        self.recorder = Recorder(setting.record, setting.cluster.slots)
+        self.devices = setting.cluster.slots
+        self.recorder = Recorder(setting.record, self.devices)
         self.recorder.now = self.table.now
         self.notes: list[JobNotes] = []
         self.work: list[float] = []
@@ -266,7 +267,7 @@ class Simulation:
             before=change.before,
             after=change.after,
             first=first,
-            cluster=self.setting.cluster.slots,
+            cluster=self.devices,
             round_number=self.rounds,
         )
         self._go(row, pause)
@@ -315,7 +316,7 @@ class Simulation:
         self._span(key, row, held, note.since_s)
         note.since_s = self.table.now
         pause = self.setting.overhead.pause(
-            before=held, after=held, first=False, cluster=self.setting.cluster.slots, round_number=self.rounds
+            before=held, after=held, first=False, cluster=self.devices, round_number=self.rounds
         )
         self._go(row, pause)
         note.rescales += 1
@@ -334,7 +335,7 @@ class Simulation:
                 before=held,
                 after=held,
                 first=False,
-                cluster=self.setting.cluster.slots,
+                cluster=self.devices,
                 round_number=self.rounds,
             )
             resume = max(float(table.column("resume")[row]), table.now + pause)
