@@ -44,13 +44,15 @@ _EXAMPLES = {
     "One virtual cluster of many; its first 1,000 jobs of at most 64 devices": (
         "'philly_jobs.csv.gz#vc=b436b2,first=1000,max_gpus=64'"
     ),
-    "All eight workloads of a load, one JSON object for each": "'workloads.csv.gz#load=1.0,workload=*' --json",
+    "All eight workloads of a load, one JSON object for each": (
+        "'workloads.csv.gz#load=1.0,workload=*' --json"
+    ),
     "Why did a job wait? Every decision with its reason": "trace.csv -p backfill --log decisions.jsonl",
 }
 _ABOUT = """
 TRACE is a file in any known format (told by its columns, plain or gzip), a part of one behind a #, or a
-recipe for a synthetic trace. The format implies a cluster, and a throughput table that lies near the trace is
-used; what was assumed is said. `concertina policies` lists the policies.
+recipe for a synthetic trace. The format implies a cluster, and a throughput table that lies near the trace
+is used; what was assumed is said. `concertina policies` lists the policies.
 """
 _FORMATS = """
 A synthetic trace takes jobs, seed, load, gpus, like (philly, itp, modelarts), arrivals (poisson, diurnal),

@@ -1,6 +1,6 @@
 """Many simulations at once: each in a process of its own, none left behind whatever happens.
 
-Workers ignore Ctrl-C, which is the parent's to handle, and end by themselves when the parent is gone.
+Ctrl-C is the parent's to handle: children never see it, and end by themselves when the parent is gone.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from itertools import islice
+from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
+from multiprocessing.context import SpawnProcess
 
 from concertina.core.errors import ConcertinaError, SimulationError
 from concertina.simulator.metrics import Result
@@ -55,56 +56,72 @@ def run_task(task: Task) -> Result:
 
 
 def run_all(tasks: Sequence[Task], *, processes: int = 1) -> Iterator[tuple[int, Result]]:
-    """(index of the task, its result), in the order in which they finish."""
+    """(index of the task, its result), in the order in which they finish.
+
+    A process for each task, at most `processes` at a time. A pool would keep its processes, but one that is
+    ended while it hands over a long trace waits for ever.
+    """
     if processes <= 1 or len(tasks) <= 1:
         for index, task in enumerate(tasks):
             yield index, run_task(task)
         return
-    with ProcessPoolExecutor(
-        max_workers=min(processes, len(tasks)),
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-    ) as pool:
-        waiting: dict[Future[Result | str], int] = {
-            pool.submit(_run, task): i for i, task in enumerate(tasks)
-        }
-        try:
-            while waiting:
-                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    yield waiting.pop(future), _result(future)
-        except BaseException:
-            for future in waiting:
-                future.cancel()
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
-
-
-def _result(future: Future[Result | str]) -> Result:
+    queue = iter(enumerate(tasks))
+    running: dict[Connection, tuple[int, SpawnProcess]] = {}
     try:
-        outcome = future.result()
-    except BrokenProcessPool:
-        raise SimulationError(
-            "a worker process ended without an answer (killed, or out of memory); try --jobs 1"
-        ) from None
+        for index, task in islice(queue, processes):
+            _start(index, task, running)
+        while running:
+            for ready in wait_for(list(running)):
+                assert isinstance(ready, Connection)
+                index, result = _finish(ready, running)
+                for following, task in islice(queue, 1):
+                    _start(following, task, running)
+                yield index, result
+    finally:
+        for _, process in running.values():
+            process.terminate()
+        for connection, (_, process) in running.items():
+            process.join()
+            connection.close()
+
+
+def _start(index: int, task: Task, running: dict[Connection, tuple[int, SpawnProcess]]) -> None:
+    """Start a process for the task; meanwhile Ctrl-C is held back, and the child never sees it."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process = context.Process(target=_work, args=(theirs, task), daemon=True)
+        process.start()
+        running[ours] = index, process
+    finally:
+        theirs.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _finish(ready: Connection, running: dict[Connection, tuple[int, SpawnProcess]]) -> tuple[int, Result]:
+    index, process = running[ready]
+    try:
+        outcome: Result | str = ready.recv()
+    except EOFError:
+        outcome = "a worker process ended without an answer (killed, or out of memory); try --jobs 1"
+    process.join()
+    del running[ready]
+    ready.close()
     if isinstance(outcome, str):
         raise SimulationError(outcome)
-    return outcome
+    return index, outcome
 
 
-def _run(task: Task) -> Result | str:
-    """A failure travels as its sentence: our exceptions take keywords, which pickle does not restore."""
-    try:
-        return run_task(task)
-    except ConcertinaError as error:
-        return str(error)
-
-
-def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _work(answer: Connection, task: Task) -> None:
+    """The child. A failure travels as its sentence: our exceptions take keywords, which pickle loses."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    try:
+        answer.send(run_task(task))
+    except ConcertinaError as error:
+        answer.send(str(error))
 
 
 def _end_with(sentinel: int) -> None:

@@ -118,6 +118,7 @@ def _note_rows(notes: list[str], what: str, rows: Sequence[RowProblem]) -> None:
 
 def _typed(text: str, trace: Trace, table: ThroughputTable | None) -> str:
     """`16x8` without a device type means the type the trace implies, or the only one in the table."""
+    Cluster.parse(text)  # so that a mistake is shown as it was typed
     kind = trace.device_type
     types = sorted({row.device_type for row in table.rows}) if table else []
     if kind == "gpu" and len(types) == 1:
