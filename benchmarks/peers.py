@@ -1,7 +1,7 @@
 """Other people's simulators, retold: their rules as they are programmed, oddities included.
 
-None of this is used by concertina. It is here to show, job by job, that a difference between our figures and theirs
-comes from a named rule of theirs: with the rule retold the difference vanishes.
+None of this is used by concertina. It is here to show, job by job, that a difference between our figures
+and theirs comes from a named rule of theirs: with the rule retold the difference vanishes.
 """
 
 from __future__ import annotations
@@ -267,7 +267,8 @@ def _arrivals(jobs: Sequence[JobSpec]) -> list[tuple[float, list[RetoldJob]]]:
 
 
 def _merge(events: list[tuple[float, list[RetoldJob]]], now: float, slot_s: int) -> None:
-    """Arrivals within a slot of `now` become one event at its end (the very last arrival is left as it is)."""
+    """Arrivals within a slot of `now` become one event at its end (the very last arrival is left as it
+    is)."""
     ahead = events[0][0]
     while ahead - now <= slot_s and len(events) > 1:
         events[0] = (now + slot_s, events[0][1])

@@ -218,40 +218,55 @@ class Placer:
 def _pack(
     nodes: Sequence[int], slots: Sequence[int], held: dict[int, tuple[Spot, ...]], count: int
 ) -> tuple[tuple[Spot, ...], dict[int, tuple[Spot, ...]]] | None:
-    """Place the newcomer and everyone else anew, largest first: without gaps if all are powers of two."""
-    newcomer = -1
-    sizes = {key: sum(c for _, c in spots) for key, spots in held.items()}
+    """Place the newcomer and everyone else anew, largest first: without gaps if all are powers of two.
+
+    Of one size, those that can stay where they are come first.
+    """
+    newcomer, largest = -1, max(slots)
+    size_of = {key: sum(c for _, c in spots) for key, spots in held.items()}
+    size_of[newcomer] = count
     room = dict(zip(nodes, slots, strict=True))
     after: dict[int, tuple[Spot, ...]] = {}
-    order = sorted([(-count, newcomer), *((-size, key) for key, size in sizes.items())])
-    for negative, key in order:
-        spots = _pack_one(room, -negative, max(slots), prefer=held.get(key, ()))
-        if spots is None:
+    for size in sorted(set(size_of.values()), reverse=True):
+        keys = [key for key in sorted(size_of) if size_of[key] == size]
+        if size == count:
+            _settle(room, after, newcomer, _fit(room, size, largest))
+        for key in keys:
+            if key != newcomer and _stays(room, held[key], size, largest):
+                _settle(room, after, key, held[key])
+        for key in keys:
+            if key not in after:
+                _settle(room, after, key, _fit(room, size, largest))
+        if any(not after[key] for key in keys):
             return None
-        for node, taken in spots:
-            room[node] -= taken
-        after[key] = spots
     return after.pop(newcomer), after
 
 
-def _pack_one(
-    room: dict[int, int], size: int, largest: int, prefer: Sequence[Spot]
-) -> tuple[Spot, ...] | None:
-    if (
-        prefer
-        and all(room[node] >= taken for node, taken in prefer)
-        and len(prefer) * largest < size + largest
-    ):
-        return tuple(prefer)
+def _settle(
+    room: dict[int, int], after: dict[int, tuple[Spot, ...]], key: int, spots: tuple[Spot, ...]
+) -> None:
+    for node, taken in spots:
+        room[node] -= taken
+    after[key] = spots
+
+
+def _stays(room: dict[int, int], spots: tuple[Spot, ...], size: int, largest: int) -> bool:
+    """Whether a job is compact where it is and nobody has taken its place."""
+    return len(spots) == -(-size // largest) and all(room[node] >= taken for node, taken in spots)
+
+
+def _fit(room: dict[int, int], size: int, largest: int) -> tuple[Spot, ...]:
+    """Best fit in whole nodes and one rest; empty: none."""
     spots: list[Spot] = []
     while size > 0:
         part = min(size, largest)
-        goal = min((n for n in room if room[n] >= part), key=lambda n: (room[n], n), default=None)
+        taken = {node for node, _ in spots}
+        goals = (n for n in room if room[n] >= part and n not in taken)
+        goal = min(goals, key=lambda n: (room[n], n), default=None)
         if goal is None:
-            return None
+            return ()
         spots.append((goal, part))
         size -= part
-        room = {n: r for n, r in room.items() if n != goal}
     return tuple(spots)
 
 

@@ -91,9 +91,9 @@ def _gittins_table(samples: tuple[float, ...], delta: float) -> Floats:
     table = np.zeros(len(data) + 1)
     reached = np.concatenate([[0.0], data])
     for i in range(len(data)):
-        more = data[i:] - reached[i]
-        ends = more <= delta
-        table[i] = np.count_nonzero(ends) / np.sum(np.minimum(more, delta))
+        more = data[data > reached[i]] - reached[i]
+        if more.size:
+            table[i] = np.count_nonzero(more <= delta) / np.sum(np.minimum(more, delta))
     return table
 
 

@@ -17,6 +17,7 @@ from concertina.core.job import JobPhase, JobSpec
 from concertina.core.plan import Rejected
 from concertina.policies.admission import rule
 from concertina.policies.base import Policy, Shares
+from concertina.policies.placement import Spot
 from concertina.policies.round import Change, changes
 from concertina.policies.scaling_curve import Curves
 from concertina.simulator.cluster import SimulatedCluster
@@ -234,7 +235,7 @@ class Simulation:
         self.cluster.settle(row)
         held = int(table.column("held")[row])
         note.device_s += held * (table.now - note.since_s)
-        self._span(key, row, held, note.since_s)
+        self._span(row, held, note.since_s, self.cluster.spots.get(key, ()))
         recorder.used -= held
         recorder.running -= 1
         recorder.waiting += 1
@@ -277,8 +278,8 @@ class Simulation:
         recorder.decide(
             note.spec.id, "resize" if change.before else "launch", change.before, change.after, reason
         )
-        for other, _, _ in moves:
-            self._moved(other, note.spec.id)
+        for other, old, _ in moves:
+            self._moved(other, old, note.spec.id)
 
     def _go(self, row: int, pause: float) -> None:
         """Let the job in this row run on what it holds, after a pause."""
@@ -302,7 +303,7 @@ class Simulation:
         left = max(self.work[key] - float(table.column("done_0")[row]), 0.0)
         heapq.heappush(self.finishes, (resume + left / speed, key, stretch))
 
-    def _moved(self, key: int, who: str) -> None:
+    def _moved(self, key: int, old: tuple[Spot, ...], who: str) -> None:
         """Another job was moved aside: it pays for that and may run at another speed."""
         row = self.cluster.row(key)
         note = self.notes[key]
@@ -313,7 +314,7 @@ class Simulation:
         self.recorder.waiting += 1
         self.recorder.efficiency -= self._efficiency(row)
         note.device_s += held * (self.table.now - note.since_s)
-        self._span(key, row, held, note.since_s)
+        self._span(row, held, note.since_s, old)
         note.since_s = self.table.now
         pause = self.setting.overhead.pause(
             before=held, after=held, first=False, cluster=self.devices, round_number=self.rounds
@@ -351,7 +352,7 @@ class Simulation:
         one = table.curves[row].speed(table.types[int(table.column("kind")[row])], 1)
         return float(table.column("speed")[row]) / one if one > 0 else float(held)
 
-    def _span(self, key: int, row: int, held: int, since: float) -> None:
+    def _span(self, row: int, held: int, since: float, spots: tuple[Spot, ...]) -> None:
         if self.recorder.record.spans and self.table.now > since:
             nodes = self.setting.cluster.nodes
             kinds = "+".join(self.table.types[kind] for kind, _ in self.cluster.workers_of(row))
@@ -362,7 +363,7 @@ class Simulation:
                     end_s=self.table.now,
                     workers=held,
                     device_type=kinds,
-                    nodes=tuple((nodes[node].id, count) for node, count in self.cluster.spots.get(key, ())),
+                    nodes=tuple((nodes[node].id, count) for node, count in spots),
                 )
             )
 
