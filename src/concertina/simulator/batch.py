@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import SpawnProcess
@@ -88,6 +89,7 @@ def run_all(tasks: Sequence[Task], *, processes: int = 1) -> Iterator[tuple[int,
 def _start(index: int, task: Task, running: dict[Connection, tuple[int, SpawnProcess]]) -> None:
     """Start a process for the task; meanwhile Ctrl-C is held back, and the child never sees it."""
     context = multiprocessing.get_context("spawn")
+    resource_tracker.ensure_running()  # it would let Ctrl-C through again, were it started further below
     ours, theirs = context.Pipe(duplex=False)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

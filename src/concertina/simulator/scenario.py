@@ -59,9 +59,10 @@ def _expanded(source: str) -> list[str]:
 def _with_distinct_names(scenarios: list[Scenario], sources: Sequence[str]) -> list[Scenario]:
     """Files of one name in different folders are told apart by the folder, what is left by a number."""
     names = [scenario.name for scenario in scenarios]
+    folders = ["" if source.startswith(PREFIX) else Path(source).absolute().parent.name for source in sources]
     longer = [
-        f"{Path(source.partition('#')[0]).parent.name}/{name}" if names.count(name) > 1 else name
-        for name, source in zip(names, sources, strict=True)
+        f"{folder}/{name}" if folder and names.count(name) > 1 else name
+        for name, folder in zip(names, folders, strict=True)
     ]
     final = [
         f"{name} ({longer[: i + 1].count(name)})" if longer.count(name) > 1 else name

@@ -42,7 +42,7 @@ def read_text(path: Path) -> Text:
         ) from None
     cut_short = ""
     if raw.startswith(_GZIP):
-        raw, cut_short = _unpack(raw)
+        raw, cut_short = _unpack(source, raw)
     if cut_short:
         raw = raw[: raw.rfind(b"\n") + 1]
     try:
@@ -60,7 +60,8 @@ def _others(path: Path) -> str:
     return "for a trace without any file try synthetic:jobs=500,seed=1"
 
 
-def _unpack(raw: bytes) -> tuple[bytes, str]:
+def _unpack(source: str, raw: bytes) -> tuple[bytes, str]:
+    """What was packed, and why its end is missing. Damage is no cut: nothing of it can be trusted."""
     parts: list[bytes] = []
     rest = raw
     while rest:
@@ -70,7 +71,12 @@ def _unpack(raw: bytes) -> tuple[bytes, str]:
         except zlib.error as error:
             if rest is not raw and not rest.strip(b"\0"):
                 break  # padding behind the last member, as tar and block devices leave it
-            return b"".join(parts), f"its gzip data are damaged ({error})"
+            raise TraceError(
+                source=source,
+                seen=f"its gzip data are damaged ({error})",
+                needed="data that are what was packed",
+                hint="fetch the file again",
+            ) from None
         if not unpacker.eof:
             return b"".join(parts), f"its gzip data end early, after {len(raw)} bytes"
         rest = unpacker.unused_data
