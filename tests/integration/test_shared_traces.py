@@ -93,7 +93,7 @@ def test_iterations_over_throughput_are_the_duration(source: str) -> None:
 
 
 def test_pollux_jobs_take_as_long_alone_as_in_the_authors_simulator() -> None:
-    """Those that ran undisturbed took what work and speed give here, 30 s to start and the rest of a round."""
+    """Those that ran undisturbed took what work and speed give here, and 30 s or more to start."""
     scenario = load_scenario(str(FOLDER / "pollux/workloads.csv.gz#load=1.0,workload=6"))
     assert scenario.throughput is not None
     speed = {
@@ -111,6 +111,6 @@ def test_pollux_jobs_take_as_long_alone_as_in_the_authors_simulator() -> None:
         extra.setdefault(f"{job.model}-{job.gpus}", []).append((published[job.id] - alone) / alone)
     quickest = {kind: min(found) for kind, found in extra.items() if len(found) >= 5}
     assert len(quickest) >= 4
-    # BERT on six devices accumulates three parts of 11 samples there, 198 instead of 192: 3 % faster than here.
+    # BERT on six devices accumulates three parts of 11 samples there: 198 instead of 192, 3 % faster.
     assert all(more > (-0.04 if kind == "bert-6" else 0.0) for kind, more in quickest.items()), quickest
     assert quickest["cifar10-6"] < 0.15
