@@ -11,7 +11,7 @@ import gzip
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers import GandivaRules, LateTiresias, RetoldGandiva
+from benchmarks.peers import GandivaRules, LateTiresias, RetoldGandiva, RetoldJob
 from concertina.core.cluster import Cluster
 from concertina.core.job import JobSpec
 from concertina.policies.base import Policy
@@ -176,11 +176,21 @@ def _limited(job: JobSpec) -> JobSpec:
 
 def gandiva_retold(traces: Path, trace: str, rules: GandivaRules | None = None) -> Comparison:
     """ElasticFlow's Gandiva with its oddities, or without some of them."""
+    return _retell(traces, trace, rules or GandivaRules())[0]
+
+
+def gandiva_stories(traces: Path, trace: str) -> list[tuple[Job, RetoldJob]]:
+    """Every job in theirs and in theirs retold, with what the retelling found out about it."""
+    found, told = _retell(traces, trace, GandivaRules())
+    return [(job, told[job.id]) for job in found.jobs]
+
+
+def _retell(traces: Path, trace: str, rules: GandivaRules) -> tuple[Comparison, dict[str, RetoldJob]]:
     jobs = elasticflow_jobs(traces, trace)
     cluster = Cluster.parse(CLUSTERS[trace])
-    retold = RetoldGandiva(len(cluster.nodes), cluster.nodes[0].slots, rules or GandivaRules()).run(jobs)
+    retold = RetoldGandiva(len(cluster.nodes), cluster.nodes[0].slots, rules).run(jobs)
     theirs = _anchor(traces, "elasticflow_jobs.csv.gz", trace=trace, policy="gandiva")
-    return compare(jobs, {name: job.end_s for name, job in retold.items()}, theirs)
+    return compare(jobs, {name: job.end_s for name, job in retold.items()}, theirs), retold
 
 
 def pollux_tiresias(traces: Path) -> Comparison:

@@ -58,6 +58,8 @@ class RetoldJob:
     end_s: float = 0.0
     charged: float = 0.0
     """Seconds of overhead it was charged in all."""
+    beside_idle: float = 0.0
+    """Seconds it waited while as many devices as it needs were idle."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,6 +109,7 @@ class RetoldGandiva:
         now, step, rounds = events[0][0], 0.0, 0
         while events or self.pending or self.running:
             self._adjust()
+            self._count_idle(step)
             released = self._execute(now, step)
             arrived = bool(events) and events[0][0] == now
             if arrived:
@@ -130,6 +133,14 @@ class RetoldGandiva:
                     step = min(step, self.slot_s - now % self.slot_s)
             now += step
         return {job.spec.id: job for job in self.done}
+
+    def _count_idle(self, step: float) -> None:
+        groups = [(size, group) for size, sets in self.sets.items() for group in sets]
+        idle = self.devices - sum(size * min(len(group.jobs), group.capacity) for size, group in groups)
+        waiting = [job for _, group in groups for job in group.jobs[group.capacity :]]
+        for job in waiting + self.pending:
+            if job.spec.gpus <= idle:
+                job.beside_idle += step
 
     def _start_pending(self) -> None:
         at = 0

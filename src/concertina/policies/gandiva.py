@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -109,92 +110,113 @@ class Board:
         self.slots = _node_slots(table, kind)
         self.free = table.capacity[kind] // self.slots
         """Nodes in no set."""
-        self.sets: list[NodeSet] = []
+        self.by_size: dict[int, dict[int, NodeSet]] = {}
+        """Sets by the size of their jobs, then by number."""
+        self.last = 0
+        """The largest number of a set so far."""
         self.unseated: list[int] = []
         self._read(rows, len(table.types))
 
+    @property
+    def sets(self) -> list[NodeSet]:
+        """All sets."""
+        return [group for groups in self.by_size.values() for group in groups.values()]
+
     def _read(self, rows: list[int], types: int) -> None:
         """Find the sets again in the notes of the last round."""
-        by_number: dict[int, NodeSet] = {}
-        stamp, level = self.table.stamp, self.table.level
+        found: dict[int, NodeSet] = {}
+        stamp, level, gpus = self.table.stamp.tolist(), self.table.level.tolist(), self.table.gpus.tolist()
         for row in sorted(rows, key=lambda r: (stamp[r], r)):
-            number = int(level[row]) // types
+            number = level[row] // types
             if not stamp[row]:
                 self.unseated.append(row)
                 continue
-            if number not in by_number:
-                by_number[number] = self._new(int(self.table.gpus[row]), number)
-            by_number[number].rows.append(row)
-        for number in sorted(by_number):
-            group = by_number[number]
-            if group.nodes <= self.free:
-                self.free -= group.nodes
-                self.sets.append(group)
-            else:  # nodes were lost
-                self.unseated += group.rows
+            if number not in found:
+                found[number] = self._shape(gpus[row], number)
+            found[number].rows.append(row)
+        for number in sorted(found):
+            self.last = number
+            if not self._open(found[number]):  # nodes were lost
+                self.unseated += found[number].rows
         self.unseated.sort()
 
-    def _new(self, size: int, number: int | None = None) -> NodeSet:
+    def _shape(self, size: int, number: int = 0) -> NodeSet:
         nodes = -(-size // self.slots)
-        if number is None:
-            number = max((group.number for group in self.sets), default=0) + 1
         return NodeSet(number=number, size=size, nodes=nodes, at_once=nodes * self.slots // size)
 
-    def of_size(self, size: int) -> list[NodeSet]:
-        """The sets of one job size."""
-        return [group for group in self.sets if group.size == size]
+    def _open(self, group: NodeSet) -> bool:
+        """Take nodes for a set; False: there are not enough."""
+        if group.nodes > self.free:
+            return False
+        self.free -= group.nodes
+        self.by_size.setdefault(group.size, {})[group.number] = group
+        return True
+
+    def _open_new(self, size: int) -> NodeSet | None:
+        group = self._shape(size, self.last + 1)
+        if not self._open(group):
+            return None
+        self.last += 1
+        return group
 
     def adjust(self) -> None:
         """Let each size have the sets it can fill; if there are too few nodes, in proportion to its
         demand."""
-        jobs: dict[int, int] = {}
-        for size in [g.size for g in self.sets for _ in g.rows]:
+        jobs = {size: sum(len(g.rows) for g in groups.values()) for size, groups in self.by_size.items()}
+        for size in self.table.gpus[self.unseated].tolist():
             jobs[size] = jobs.get(size, 0) + 1
-        nodes = self.free + sum(group.nodes for group in self.sets)
+        have = {size: len(self.by_size.get(size, ())) for size in jobs}
+        shape = {size: self._shape(size) for size in jobs}
+        nodes = self.free + sum(have[size] * shape[size].nodes for size in jobs)
         total = sum(size * count for size, count in jobs.items())
-        shape = {size: self._new(size) for size in jobs}
         wanted = {size: -(-count // shape[size].at_once) for size, count in jobs.items()}
         if sum(wanted[size] * shape[size].nodes for size in jobs) > nodes:
             for size, count in jobs.items():
                 fair = size * count * nodes // (total * shape[size].nodes)
                 wanted[size] = max(1, min(wanted[size], fair))
-        have = {size: len(self.of_size(size)) for size in jobs}
         for size in sorted(jobs):
             if wanted[size] < have[size]:
                 self._shrink(size, have[size] - wanted[size])
         for size in sorted(jobs):
-            if wanted[size] > have[size]:
+            if (
+                wanted[size] > have[size] > 0
+            ):  # a size without any set gets its first when its jobs are seated
                 self._expand(size, wanted[size] - have[size])
 
     def _expand(self, size: int, wanted: int) -> None:
         """Open sets for a size that has too few and move jobs over from the fullest ones."""
+        fullest = [(-len(g.rows), g.number, g) for g in self.by_size[size].values()]
+        heapq.heapify(fullest)
         for _ in range(wanted):
-            group = self._new(size)
-            if group.nodes > self.free:
+            group = self._open_new(size)
+            if group is None:
                 return
-            others = self.of_size(size)
-            while len(group.rows) < group.at_once:
-                fullest = max(others, key=lambda g: (len(g.rows), -g.number))
-                if len(fullest.rows) <= len(group.rows) + 1:
-                    break
-                group.rows.append(fullest.rows.pop())
-            if group.rows:
-                self.free -= group.nodes
-                self.sets.append(group)
+            while len(group.rows) < group.at_once and -fullest[0][0] > len(group.rows) + 1:
+                load, number, other = fullest[0]
+                group.rows.append(other.rows.pop())
+                heapq.heapreplace(fullest, (load + 1, number, other))
+            if not group.rows:
+                self._close(group)
+                return
+            heapq.heappush(fullest, (-len(group.rows), group.number, group))
+
+    def _close(self, group: NodeSet) -> None:
+        del self.by_size[group.size][group.number]
+        self.free += group.nodes
 
     def _shrink(self, size: int, surplus: int) -> None:
         """Close the emptiest sets of a size; their jobs go to the others."""
-        groups = sorted(self.of_size(size), key=lambda g: (len(g.rows), g.number))
-        closed, kept = groups[:surplus], groups[surplus:]
-        for group in closed:
-            self.sets.remove(group)
-            self.free += group.nodes
-        heap = [(len(group.rows), group.number, group) for group in kept]
+        groups = sorted(self.by_size[size].values(), key=lambda g: (len(g.rows), g.number))
+        for group in groups[:surplus]:
+            self._close(group)
+        heap = self._emptiest(size)
+        for row in [row for group in groups[:surplus] for row in group.rows]:
+            _join(heap, row)
+
+    def _emptiest(self, size: int) -> list[Load]:
+        heap = [(len(g.rows), g.number, g) for g in self.by_size.get(size, {}).values()]
         heapq.heapify(heap)
-        for row in [row for group in closed for row in group.rows]:
-            load, number, group = heap[0]
-            group.rows.append(row)
-            heapq.heapreplace(heap, (load + 1, number, group))
+        return heap
 
     def rotate(self) -> None:
         """The next jobs have their turn."""
@@ -204,19 +226,30 @@ class Board:
 
     def seat(self) -> None:
         """Give every job without a set one: a set with room, else new nodes, else turns on a full set."""
+        heaps: dict[int, list[Load]] = {}
         for row in self.unseated:
             size = int(self.table.gpus[row])
-            groups = self.of_size(size)
-            emptiest = min(groups, key=lambda g: (len(g.rows), g.number), default=None)
-            new = self._new(size)
-            if emptiest is not None and len(emptiest.rows) < emptiest.at_once:
-                emptiest.rows.append(row)
-            elif new.nodes <= self.free:
-                self.free -= new.nodes
+            if size not in heaps:
+                heaps[size] = self._emptiest(size)
+            heap = heaps[size]
+            if heap and heap[0][0] < heap[0][2].at_once:
+                _join(heap, row)
+            elif (new := self._open_new(size)) is not None:
                 new.rows.append(row)
-                self.sets.append(new)
-            elif emptiest is not None:
-                emptiest.rows.append(row)
+                heapq.heappush(heap, (1, new.number, new))
+            elif heap:
+                _join(heap, row)
+
+
+Load: TypeAlias = tuple[int, int, NodeSet]
+"""(jobs in the set, its number, the set)"""
+
+
+def _join(heap: list[Load], row: int) -> None:
+    """Let a job into the emptiest set."""
+    load, number, group = heap[0]
+    group.rows.append(row)
+    heapq.heapreplace(heap, (load + 1, number, group))
 
 
 def _node_slots(table: Table, kind: int) -> int:
