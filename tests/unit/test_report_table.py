@@ -99,6 +99,7 @@ def test_equal_figures_are_not_bold() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
+        (0.0, "0 s"),
         (0.25, "0.25 s"),
         (119, "119 s"),
         (3600, "60 min"),

@@ -24,6 +24,8 @@ def duration(seconds: float) -> str:
     """Seconds as a person would say them."""
     if not math.isfinite(seconds):
         return "-"
+    if seconds == 0:
+        return "0 s"
     if seconds < 1:
         return f"{seconds:.2f} s"
     if seconds < 2 * _MINUTE:

@@ -21,6 +21,7 @@ function make(tag, attributes = {}, ...children) {
 function duration(seconds) {
   if (seconds === null || seconds === undefined) return "-";
   const s = Math.abs(seconds), sign = seconds < 0 ? "-" : "";
+  if (s === 0) return "0 s";
   if (s < 1) return `${sign}${s.toFixed(1)} s`;
   if (s < 120) return `${sign}${s.toFixed(0)} s`;
   if (s < 2 * HOUR) return `${sign}${(s / 60).toFixed(0)} min`;
@@ -155,6 +156,7 @@ function drawDistribution(trace, element) {
 
 function drawDeadlines(trace, element) {
   const names = trace.policies.map((p) => p.summary.policy);
+  element.style.height = `${Math.max(220, 30 * names.length + 110)}px`;
   const series = [["met", "met", "--met"], ["late", "finished late", "--late"], ["rejected", "rejected", "--rejected"], ["unfinished", "not finished", "--unfinished"]]
     .map(([key, name, colour]) => ({ key, name, colour, values: trace.policies.map((p) => p.deadlines[key]) }))
     .filter((part) => part.values.some((v) => v > 0))
