@@ -98,16 +98,16 @@ def read_sheet(path: Path) -> Sheet:
     """The cells of a comma- or tab-separated file with a header."""
     text = read_text(path)
     first = text.body.lstrip("\r\n").split("\n", 1)[0]
-    if not first.strip():
+    lines = _numbered(text, "\t" if "\t" in first and "," not in first else ",")
+    _, cells = next(lines, (0, None))
+    if cells is None:
         raise TraceError(
             source=text.source,
             seen="the file is empty" + (f" because {text.cut_short}" if text.cut_short else ""),
             needed="a header and at least one row",
             hint="fetch the file again",
         )
-    delimiter = "\t" if "\t" in first and "," not in first else ","
-    lines = _numbered(text, delimiter)
-    header = tuple(cell.strip() for cell in next(lines)[1])
+    header = tuple(cell.strip() for cell in cells)
     if len(set(header)) < len(header):
         twice = next(name for name in header if header.count(name) > 1)
         raise TraceError(
