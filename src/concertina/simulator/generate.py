@@ -7,7 +7,7 @@
 - `like=itp`: eight Microsoft ITP clusters, 55,206 jobs (Gu et al., ElasticFlow, ASPLOS 2023, in the list
   published as microsoft/elasticflow-traces). Counted likewise.
 - `like=modelarts`: Huawei ModelArts, 447 jobs of 5 minutes or more with a mean of 232.6 minutes (the MILP
-  allocator, section 4.1). The paper gives no distribution: it is log-normal here, with sizes that halve in
+  allocator, section 5.1). The paper gives no distribution: it is log-normal here, with sizes that halve in
   number as they double.
 - Deadlines: tightness x duration after the submission, the tightness uniform in 0.5-1.5 (ElasticFlow,
   section 6.1).
