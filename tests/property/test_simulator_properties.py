@@ -217,6 +217,11 @@ class SameAsSnapshot(Watch):
         assert [spec.id for spec in fresh.specs] == [spec.id for spec in table.specs]
         for name in ("gpus", "held", "kind", "allowed", "level", "stamp", "submit", "deadline", "speed"):
             np.testing.assert_array_equal(getattr(fresh, name), getattr(table, name), err_msg=name)
+        waits = table.held == 0
+        np.testing.assert_allclose(fresh.waiting_left[waits], table.time_left()[waits], atol=1e-6)
+        np.testing.assert_allclose(table.waiting_left[waits], table.time_left()[waits], atol=1e-6)
+        rows = np.arange(len(table))
+        np.testing.assert_allclose(table.time_left_of(rows), table.time_left(), atol=1e-6)
         for name in ("service", "executed", "done", "left", "time_left"):
             np.testing.assert_allclose(
                 getattr(fresh, name)(), getattr(table, name)(), atol=1e-6, err_msg=name

@@ -56,8 +56,7 @@ def fill_gaps(table: Table, starts: dict[int, int], free: list[int], head: int) 
         if kind == reserved:
             reserve(table, starts, kind, int(table.gpus[head]), gap)
         for row in gap_rows(table, kind, head + 1, gap):
-            seconds = float(table.time_left_of(slice(row, row + 1))[0])
-            if row not in starts and gap.takes(int(table.gpus[row]), seconds):
+            if row not in starts and gap.takes(int(table.gpus[row]), float(table.waiting_left[row])):
                 starts[row] = kind
 
 
@@ -86,12 +85,14 @@ def gap_rows(table: Table, kind: int, at: int, gap: Gap) -> Iterator[int]:
     """Waiting rows from `at` on that fit into the gap as it is when they are reached, found stretch by
     stretch."""
     n, stretch = len(table), 256
-    held, gpus, allowed = table.held, table.gpus, table.allowed
+    held, gpus, allowed, left = table.held, table.gpus, table.allowed, table.waiting_left
     while at < n and gap.free > 0:
         rows = slice(at, min(at + stretch, n))
         size = gpus[rows]
-        fits = (size <= gap.free) & (held[rows] == 0)
-        fits &= (size <= gap.spare) | (table.time_left_of(rows) <= gap.window)
+        fits = (left[rows] <= gap.window) & (size <= gap.free)
+        if gap.spare > 0:
+            fits |= size <= gap.spare
+        fits &= held[rows] == 0
         if len(table.types) > 1:
             fits &= allowed[rows] >> kind & 1 == 1
         for row in (np.flatnonzero(fits) + at).tolist():

@@ -26,7 +26,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 _INTS = ("gpus", "held", "kind", "allowed", "user", "level")
 _FLOATS = (
     "submit", "deadline", "estimate", "asked_speed", "mark", "resume",
-    "done_0", "speed", "service_0", "executed_0", "waiting_since", "stamp",
+    "done_0", "left_0", "speed", "service_0", "executed_0", "waiting_since", "stamp",
 )  # fmt: skip
 
 
@@ -148,24 +148,33 @@ class Table:
         result: Floats = self.left() / self.asked_speed
         return result
 
-    def time_left_of(self, rows: Ints | slice) -> Floats:
+    def time_left_of(self, rows: Ints) -> Floats:
         """The same for some rows only."""
-        c = self._columns
-        at = (
-            slice(self._start + rows.start, self._start + rows.stop)
-            if isinstance(rows, slice)
-            else rows + self._start
-        )
+        c, at = self._columns, rows + self._start
         ran = np.maximum(self.now - np.maximum(c["mark"][at], c["resume"][at]), 0.0)
         left = np.maximum(c["estimate"][at] - c["done_0"][at] - c["speed"][at] * ran, 1e-9)
         result: Floats = left / c["asked_speed"][at]
         return result
+
+    @property
+    def waiting_left(self) -> Floats:
+        """The same, right for jobs that wait: a column, not a sum."""
+        return self._columns["left_0"][self._start : self._end]
 
     def free(self) -> list[int]:
         """Devices nobody holds, by type. Below zero right after nodes were lost."""
         return [up - used for up, used in zip(self.capacity, self.used, strict=True)]
 
     # -- for the keeper of the table -------------------------------------------------------------------------
+
+    @property
+    def raw(self) -> dict[str, npt.NDArray[Any]]:
+        """All columns to write to, by place (see `at`): the keeper's way where it is in a hurry."""
+        return self._columns
+
+    def at(self, row: int) -> int:
+        """The place of a row in `raw`, until a job comes or goes."""
+        return self._start + row
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """A column to write to by row (the keeper's business, never a policy's)."""
@@ -188,6 +197,7 @@ class Table:
         c["deadline"][at] = np.inf if spec.deadline_s is None else spec.deadline_s
         c["estimate"][at] = estimate
         c["asked_speed"][at] = asked_speed(spec, curve, self.types, allowed)
+        c["left_0"][at] = max(estimate, 1e-9) / c["asked_speed"][at]
         c["mark"][at] = c["resume"][at] = c["waiting_since"][at] = self.now
         c["done_0"][at] = c["speed"][at] = c["service_0"][at] = c["executed_0"][at] = c["stamp"][at] = 0.0
         return at - self._start
@@ -239,6 +249,7 @@ class Table:
             c = table.column
             c("done_0")[row], c("service_0")[row] = view.work_done, view.service_s
             c("executed_0")[row] = view.executed_s
+            c("left_0")[row] = max(work - view.work_done, 1e-9) / c("asked_speed")[row]
             c("level")[row], c("stamp")[row] = view.level, view.stamp
             if view.waiting_since_s is not None:
                 c("waiting_since")[row] = view.waiting_since_s

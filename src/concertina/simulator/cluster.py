@@ -48,16 +48,23 @@ class SimulatedCluster:
 
     def settle(self, row: int) -> None:
         """Write down progress and service until now, so that the speed may change."""
-        column, now = self.table.column, self.table.now
-        held = column("held")[row]
+        c, at, now = self.table.raw, self.table.at(row), self.table.now
+        held = c["held"][at]
         if held:
-            mark = column("mark")[row]
-            start = max(mark, column("resume")[row])
+            mark = c["mark"][at]
+            start = max(mark, c["resume"][at])
             if now > start:
-                column("done_0")[row] += column("speed")[row] * (now - start)
-            column("service_0")[row] += held * (now - mark)
-            column("executed_0")[row] += now - mark
-        column("mark")[row] = now
+                c["done_0"][at] += c["speed"][at] * (now - start)
+                c["left_0"][at] = max(c["estimate"][at] - c["done_0"][at], 1e-9) / c["asked_speed"][at]
+            c["service_0"][at] += held * (now - mark)
+            c["executed_0"][at] += now - mark
+        c["mark"][at] = now
+
+    def forget(self, row: int, work: float) -> None:
+        """Take progress back from a job that waits: what it had not saved."""
+        c, at = self.table.raw, self.table.at(row)
+        c["done_0"][at] = max(c["done_0"][at] - work, 0.0)
+        c["left_0"][at] = max(c["estimate"][at] - c["done_0"][at], 1e-9) / c["asked_speed"][at]
 
     def give_back(self, row: int) -> None:
         """Take all devices from the job in this row."""
@@ -69,9 +76,8 @@ class SimulatedCluster:
         if self.placer is not None:
             self.placer.release(key, spots)
         table.splits.pop(key, None)
-        table.column("held")[row] = 0
-        table.column("kind")[row] = -1
-        table.column("speed")[row] = 0.0
+        c, at = table.raw, table.at(row)
+        c["held"][at], c["kind"][at], c["speed"][at] = 0, -1, 0.0
 
     def take(self, change: Change) -> tuple[Shift, ...]:
         """Give the devices of `change` to its job; returns the moves of others that this needed."""
@@ -89,8 +95,8 @@ class SimulatedCluster:
         if len(change.workers) > 1:
             by_type = dict(change.workers)
             table.splits[key] = tuple(by_type.get(kind, 0) for kind in range(len(table.types)))
-        table.column("held")[change.row] = change.after
-        table.column("kind")[change.row] = change.workers[0][0]
+        c, at = table.raw, table.at(change.row)
+        c["held"][at], c["kind"][at] = change.after, change.workers[0][0]
         return moves
 
     def speed_of(self, row: int) -> float:
@@ -103,13 +109,14 @@ class SimulatedCluster:
     def workers_of(self, row: int) -> Sequence[tuple[int, int]]:
         """(device type, devices) pairs of the job in this row."""
         table = self.table
-        held = int(table.column("held")[row])
+        c, at = table.raw, table.at(row)
+        held = int(c["held"][at])
         if not held:
             return ()
         split = table.splits.get(table.keys[row])
         if split is not None:
             return [(kind, count) for kind, count in enumerate(split) if count]
-        return ((int(table.column("kind")[row]), held),)
+        return ((int(c["kind"][at]), held),)
 
     def lose(self, node: int) -> None:
         """A node (without jobs, by now) goes down."""

@@ -293,14 +293,13 @@ class Simulation:
             )
         speed *= self.setting.noise.speed_factor(self.setting.seed, table.specs[row].id, stretch)
         resume = table.now + pause
-        table.column("speed")[row] = speed
-        table.column("resume")[row] = resume
-        held = int(table.column("held")[row])
-        recorder.used += held
+        c, at = table.raw, table.at(row)
+        c["speed"][at], c["resume"][at] = speed, resume
+        recorder.used += int(c["held"][at])
         recorder.running += 1
         recorder.waiting -= 1
         recorder.efficiency += self._efficiency(row)
-        left = max(self.work[key] - float(table.column("done_0")[row]), 0.0)
+        left = max(self.work[key] - float(c["done_0"][at]), 0.0)
         heapq.heappush(self.finishes, (resume + left / speed, key, stretch))
 
     def _moved(self, key: int, old: tuple[Spot, ...], who: str) -> None:
@@ -348,9 +347,9 @@ class Simulation:
     def _efficiency(self, row: int) -> float:
         """Speed now over speed on one device of the same type; devices held where one is not enough."""
         table = self.table
-        held = int(table.column("held")[row])
-        one = table.curves[row].speed(table.types[int(table.column("kind")[row])], 1)
-        return float(table.column("speed")[row]) / one if one > 0 else float(held)
+        c, at = table.raw, table.at(row)
+        one = table.curves[row].speed(table.types[int(c["kind"][at])], 1)
+        return float(c["speed"][at]) / one if one > 0 else float(c["held"][at])
 
     def _span(self, row: int, held: int, since: float, spots: tuple[Spot, ...]) -> None:
         if self.recorder.record.spans and self.table.now > since:
@@ -396,8 +395,7 @@ class Simulation:
             before = int(self.table.column("held")[row])
             speed = float(self.table.column("speed")[row])
             self._leave(row)
-            done = self.table.column("done_0")
-            done[row] = max(done[row] - speed * self.setting.noise.lost_s, 0.0)
+            self.cluster.forget(row, speed * self.setting.noise.lost_s)
             self.notes[key].preemptions += 1
             self.notes[key].phase = JobPhase.WAITING
             reason = f"node {self.setting.cluster.nodes[node].id} was lost"
