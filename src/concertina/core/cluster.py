@@ -28,14 +28,6 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """One slot of one node."""
-
-    node: str
-    index: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """All nodes, in a fixed order. The topology is a tree: cluster, device type, rack, node, slot."""
 

@@ -6,8 +6,11 @@ in its order: what gives devices back stands before what takes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from concertina.core.cluster import Allocation, Placement
 
 Nodes: TypeAlias = tuple[tuple[str, int], ...]
 """(node id, devices) pairs."""
@@ -76,9 +79,14 @@ Action: TypeAlias = Launch | Resize | Move | Stop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The actions of one round, in order. Empty on a settled cluster."""
+    """What one round decided. On a settled cluster there are no actions."""
 
     actions: tuple[Action, ...] = ()
+    """In this order they bring the cluster to `allocation` and `placement`."""
     answers: tuple[Admitted | Rejected, ...] = ()
+    allocation: Allocation = field(default_factory=lambda: Allocation(workers={}))
+    placement: Placement = field(default_factory=lambda: Placement(nodes={}))
+    notes: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """Job id -> (level, stamp): to be kept and shown to the next round in `JobView`."""
     wake_s: float | None = None
     """Run the next round at this time even if nothing happens before."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from concertina.core.cluster import Cluster, Snapshot
+from concertina.core.cluster import Allocation, Cluster, Placement, Snapshot
 from concertina.core.job import JobPhase, JobView
 from concertina.core.plan import Action, Admitted, Launch, Move, Nodes, Plan, Rejected, Resize, Stop
 from concertina.policies.admission import rule
@@ -81,7 +81,34 @@ def run_round(snapshot: Snapshot, policy: Policy, curves: Curves, *, migrate: bo
     table.rooms = placer
     shares = policy.allocate(table)
     actions = _actions(taken, table, policy, changes(table, shares), placer, spots)
-    return Plan(actions=actions, answers=answers, wake_s=shares.wake_s)
+    nodes = {table.specs[key].id: name_nodes(taken.cluster, where) for key, where in spots.items() if where}
+    return Plan(
+        actions=actions,
+        answers=answers,
+        allocation=_allocation(taken.cluster, nodes),
+        placement=Placement(nodes=nodes),
+        notes=_notes(table, shares),
+        wake_s=shares.wake_s,
+    )
+
+
+def _allocation(cluster: Cluster, placed: dict[str, Nodes]) -> Allocation:
+    """How many of which type, from where."""
+    kind_of = {node.id: node.device_type for node in cluster.nodes}
+    workers: dict[str, tuple[tuple[str, int], ...]] = {}
+    for job_id, nodes in placed.items():
+        by_type: dict[str, int] = {}
+        for node, count in nodes:
+            by_type[kind_of[node]] = by_type.get(kind_of[node], 0) + count
+        workers[job_id] = tuple(by_type.items())
+    return Allocation(workers=workers)
+
+
+def _notes(table: Table, shares: Shares) -> dict[str, tuple[int, float]]:
+    """The policy's notes by job, those it did not touch included."""
+    level = (table.level if shares.level is None else shares.level).tolist()
+    stamp = (table.stamp if shares.stamp is None else shares.stamp).tolist()
+    return {spec.id: (level[row], stamp[row]) for row, spec in enumerate(table.specs)}
 
 
 def _admit(
