@@ -1,12 +1,16 @@
 """The exception tree. A message says what was seen, what was needed and, where it helps, what to try.
 
 ConcertinaError
-+-- InvalidJobError          a job specification that can not be right
-+-- InvalidClusterError      a cluster description that can not be right
-+-- IllegalMoveError         a job asked to change phase in a way the table forbids
-+-- UnknownNameError         a policy, overhead model or curve nobody has heard of
-+-- NoCurveError             no throughput is known for this job on this device type
-+-- SimulationError     the simulated cluster was asked for something impossible
++-- InvalidJobError      a job specification that can not be right
++-- InvalidClusterError  a cluster description that can not be right
++-- IllegalMoveError     a job asked to change phase in a way the table forbids
++-- UnknownNameError     a policy, overhead model or curve nobody has heard of
++-- NoCurveError         no throughput is known for this job on this device type
++-- SimulationError      the simulated cluster was asked for something impossible
++-- TraceError           a trace or table that can not be read (simulator/readers/problems.py)
+|   +-- BadRowsError     some of its rows can not be used, and skipping them was not asked for
++-- NoPlotlyError        a page was asked for and plotly is missing (simulator/report_html.py)
++-- UnwritableError      a file that was asked for can not be written (cli/simulate.py)
 """
 
 from __future__ import annotations
