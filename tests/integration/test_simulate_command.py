@@ -100,6 +100,14 @@ def test_noise_follows_the_seed() -> None:
     assert jct("--noise", "0.3", "--seed", "1") != jct("--noise", "0.3", "--seed", "2")
 
 
+@pytest.mark.parametrize("option", ["--gap", "--tick"])
+def test_rounds_can_be_spaced(option: str) -> None:
+    def rounds(seconds: str) -> object:
+        return _objects(_call("simulate", SMALL, "-p", "fifo", "--json", option, seconds))[0]["rounds"]
+
+    assert rounds("100000") < rounds("0")  # type: ignore[operator]
+
+
 def test_overhead_in_seconds_makes_jobs_later() -> None:
     def jct(overhead: str) -> object:
         return _objects(_call("simulate", SMALL, "-p", "fifo", "--json", "--overhead", overhead))[0][

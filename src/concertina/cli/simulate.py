@@ -122,6 +122,7 @@ NoiseShare = Annotated[
 Gap = Annotated[
     float, typer.Option("--gap", min=0.0, help="Least seconds between two rounds of the scheduler.")
 ]
+Tick = Annotated[float, typer.Option("--tick", min=0.0, help="Rounds only at multiples of so many seconds.")]
 PlacementName = Annotated[
     str, typer.Option("--placement", help=f"How jobs are placed: {', '.join(PLACEMENTS)}.")
 ]
@@ -150,6 +151,7 @@ def simulate(
     jobs: Jobs = None,
     noise: NoiseShare = 0.0,
     gap: Gap = 0.0,
+    tick: Tick = 0.0,
     placement: PlacementName = "best-fit",
     save_trace: SaveTrace = None,
 ) -> None:
@@ -175,6 +177,7 @@ def simulate(
                 seed=seed,
                 noise=Noise(step_time=noise),
                 gap_s=gap,
+                tick_s=tick,
                 placement=placement,
                 record=record,
             )

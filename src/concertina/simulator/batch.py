@@ -35,6 +35,7 @@ class Task:
     seed: int = 0
     noise: Noise = field(default_factory=Noise)
     gap_s: float = 0.0
+    tick_s: float = 0.0
     placement: str = "best-fit"
     record: Record = field(default_factory=Record)
 
@@ -50,6 +51,7 @@ def run_task(task: Task) -> Result:
         noise=task.noise,
         seed=task.seed,
         gap_s=task.gap_s,
+        tick_s=task.tick_s,
         placement=task.placement,
         trace=task.scenario.name,
         record=task.record,
