@@ -62,7 +62,7 @@ def test_processes_change_nothing_but_the_times() -> None:
 def test_a_table_is_printed_for_people() -> None:
     result = _call("simulate", SMALL, "-p", "fifo", "-p", "srtf", "-j", "1")
     assert result.exit_code == 0
-    assert f"{SMALL}: 30 jobs on 16 gpu" in result.stdout
+    assert result.stdout.startswith(f"{SMALL}: 30 jobs on 16 gpu")
     assert "JCT: mean time from submission to completion" in " ".join(result.stdout.split())
     assert "cluster 2x8, as the trace implies" in result.stderr
 
@@ -209,20 +209,11 @@ def _children(pid: int | None = None) -> list[int]:
     return found
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
 def test_a_stopped_run_leaves_no_process_behind(blow: signal.Signals) -> None:
-    """The blow falls as soon as both children are there, while a long trace is being handed over to them."""
-    words = (
-        "synthetic:jobs=20000,like=philly,gpus=512",
-        "-p",
-        "fifo",
-        "-p",
-        "srtf",
-        "-j",
-        "2",
-        "--gap",
-        "0.001",
-    )
+    """The blow falls as soon as both children are there; they would have minutes of work before them."""
+    words = ("synthetic:jobs=20000,load=20,gpus=64", "-p", "themis", "-p", "gandiva", "-j", "2")
     process = subprocess.Popen(
         (*COMMAND, *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True
     )

@@ -77,15 +77,29 @@ def test_the_grid_shows_who_held_each_device() -> None:
 
 
 def test_a_job_that_changes_keeps_the_slots_it_has() -> None:
-    spans = [_span("a", 0, 10, ("n0", 1)), _span("b", 0, 20, ("n0", 1)), _span("b", 20, 40, ("n0", 2))]
-    grid = report_data.device_grid(Cluster.parse("1x2"), spans, {"a": 0, "b": 1}, AXIS)
-    assert _cells(grid) == [[0, IDLE, 1, 1], [1, 1, 1, 1]]
+    spans = [
+        _span("a", 0, 10, ("n0", 1)),
+        _span("b", 0, 20, ("n0", 1)),
+        _span("b", 20, 30, ("n0", 2)),
+        _span("b", 30, 40, ("n0", 1)),
+        _span("c", 30, 40, ("n0", 1)),
+        _span("d", 0, 20, ("n1", 1)),
+        _span("e", 0, 30, ("n1", 1)),
+        _span("e", 30, 40, ("n1", 1)),
+    ]
+    grid = report_data.device_grid(
+        Cluster.parse("2x2"), spans, {name: i for i, name in enumerate("abcde")}, AXIS
+    )
+    assert _cells(grid) == [[0, IDLE, 1, 1], [1, 1, 1, 2], [3, 3, IDLE, IDLE], [4, 4, 4, 4]]
 
 
 def test_a_bin_belongs_to_the_job_that_held_it_longest_and_is_idle_below_half() -> None:
-    spans = [_span("a", 0, 4, ("n0", 1)), _span("b", 4, 10, ("n0", 1)), _span("c", 20, 24, ("n0", 1))]
-    grid = report_data.device_grid(Cluster.parse("1x1"), spans, {"a": 0, "b": 1, "c": 2}, AXIS)
-    assert _cells(grid) == [[1, IDLE, IDLE, IDLE]]
+    times = {"a": (0, 4), "b": (4, 10), "c": (10, 17), "d": (17, 20), "e": (20, 24)}
+    spans = [_span(job, start, end, ("n0", 1)) for job, (start, end) in times.items()]
+    grid = report_data.device_grid(
+        Cluster.parse("1x1"), spans, {name: i for i, name in enumerate(times)}, AXIS
+    )
+    assert _cells(grid) == [[1, 2, IDLE, IDLE]]
 
 
 def test_many_devices_share_rows() -> None:

@@ -200,14 +200,12 @@ def speeds(measured: Measured, validation: Validation, model: str, batch_size: i
     if not shapes or model not in validation:
         return []
     locals_ = [time.local for times in shapes.values() for time in times]
-    least, most = min(locals_), min(max(locals_), LOCAL_BATCH_LIMIT.get(model, max(locals_)))
+    most = min(max(locals_), LOCAL_BATCH_LIMIT.get(model, max(locals_)))
     first = min(validation[model])
     rows = []
     for (workers, nodes), times in sorted(shapes.items()):
         local = math.ceil(batch_size / workers)
         parts = max(math.ceil(local / most), 2 if workers == 1 and batch_size > first else 1)
-        if local < least:
-            continue
         time = _interpolate(times, math.ceil(local / parts))
         if time is None:
             continue
