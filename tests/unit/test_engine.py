@@ -56,6 +56,12 @@ def test_backfill_lets_a_long_job_use_devices_the_head_will_not_need() -> None:
     assert (found["long"].start_s, found["b"].start_s) == (20, 100)
 
 
+def test_backfill_gives_spare_devices_to_one_long_job_only_once() -> None:
+    jobs = [job("a", 0, 2, 100), job("b", 10, 3, 50), job("long", 20, 1, 900), job("longer", 20, 1, 901)]
+    found = by_id(run(jobs, policy="backfill"))
+    assert (found["long"].start_s, found["b"].start_s, found["longer"].start_s) == (20, 100, 150)
+
+
 def test_srtf_preempts_the_longer_job_and_loses_none_of_its_work() -> None:
     found = by_id(run([job("a", 0, 4, 100), job("b", 10, 4, 20)], policy="srtf"))
     assert (found["b"].end_s, found["a"].end_s) == (30, 120)
@@ -187,11 +193,31 @@ def test_spans_tell_where_each_job_was() -> None:
 
 
 def test_moving_aside_costs_an_overhead_and_makes_the_newcomer_compact() -> None:
-    jobs = [job("a", 0, 4, 10), job("b", 0, 2, 100), job("c", 0, 2, 10), job("d", 0, 2, 100)]
-    jobs += [job("e", 20, 4, 10)]
-    result = run(jobs, "3x4", placement="buddy", overhead=3)
-    spread = [span for span in result.spans if span.job_id == "e" and len(span.nodes) > 1]
-    assert spread == []
+    """Two half-empty nodes: one job moves over, so that the newcomer gets a whole node."""
+    jobs = [
+        job("a", 0, 2, 10),
+        job("b", 0, 2, 100),
+        job("c", 0, 2, 10),
+        job("d", 0, 2, 100),
+        job("e", 20, 4, 10),
+    ]
+    result = run(jobs, "2x4", placement="buddy", overhead=3)
+    found = by_id(result)
+    (moved,) = [d.job_id for d in result.decisions if d.action == "move"]
+    stayed = "b" if moved == "d" else "d"
+    assert (found["e"].end_s, found[stayed].end_s, found[moved].end_s) == (33, 103, 106)
+    assert [len(span.nodes) for span in result.spans if span.job_id == "e"] == [1]
+    places = [(span.start_s, span.nodes) for span in result.spans if span.job_id == moved]
+    assert [start for start, _ in places] == [0, 20]
+    assert places[0][1] != places[1][1]
+    assert found[moved].rescales == result.summary.rescales == 1
+
+
+def test_attained_service_outlasts_a_preemption() -> None:
+    """Two jobs sink through the queues in turns; limits at 812.5 s and 1800 s of four devices."""
+    result = run([job("a", 0, 4, 2000), job("b", 1, 4, 2000)], policy="tiresias")
+    starts = {name: [span.start_s for span in result.spans if span.job_id == name] for name in "ab"}
+    assert starts == {"a": [0, 1625, 3600], "b": [812.5, 2612.5, 3800]}
 
 
 def test_finish_time_fairness_is_one_for_a_job_alone() -> None:

@@ -63,6 +63,13 @@ def test_what_gives_devices_back_stands_before_what_takes_them() -> None:
     assert "queue 2" in plan.actions[0].reason
 
 
+def test_a_plan_hands_the_policys_notes_on() -> None:
+    old = view("old", 4, phase=JobPhase.WAITING, service_s=4000.0, level=0, stamp=2.0)
+    snapshot = Snapshot(now=1.0, cluster=Cluster.parse("1x4"), jobs=(old, view("new", 4)))
+    assert run_round(snapshot, policy_named("tiresias"), Curves()).notes == {"old": (1, 2.0), "new": (0, 1.0)}
+    assert run_round(snapshot, policy_named("fifo"), Curves()).notes == {"old": (0, 2.0), "new": (0, 0.0)}
+
+
 def test_an_elastic_policy_resizes_a_running_job() -> None:
     running = view("a", 1, phase=JobPhase.RUNNING, workers=(("gpu", 1),), placement=(("n0", 1),))
     snapshot = Snapshot(now=1.0, cluster=Cluster.parse("1x4"), jobs=(running,))
