@@ -26,35 +26,54 @@ def test_taking_in_order_equals_the_plain_loop(demand: list[int], free: int) -> 
     assert take_in_order(np.asarray(demand, dtype=np.int64), free).tolist() == expected
 
 
+Held = dict[int, tuple[tuple[int, int], ...]]
+
+
+def check_compact(rooms: Placer, held: Held, slots: int) -> None:
+    """Nobody lost devices, nobody was torn apart, and the books are right."""
+    used = [0] * len(rooms.slots)
+    for job, spots in held.items():
+        assert len(spots) == max(1, sum(count for _, count in spots) // slots), job
+        for node, count in spots:
+            used[node] += count
+    assert rooms.free == [slots - count for count in used]
+
+
+def place_compactly(rooms: Placer, held: Held, key: int, count: int, slots: int) -> None:
+    """Place a job that fits by number; it has to be as compact as can be, and so has everyone after
+    moving."""
+    before = dict(held)
+    placed = rooms.place(key, 0, count)
+    for other, old, new in placed.moves:
+        assert sorted(before[other]) == sorted(old)
+        held[other] = new
+    held[key] = placed.spots
+    check_compact(rooms, held, slots)
+
+
 @COMMON
 @given(
-    nodes=st.integers(1, 6),
+    nodes=st.integers(2, 6),
     slots=st.sampled_from((2, 4, 8)),
-    steps=st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 40)), max_size=40),
+    first=st.lists(st.sampled_from((1, 1, 1, 2, 2, 4, 8)), min_size=4, max_size=40),
+    gone=st.lists(st.booleans(), min_size=40, max_size=40),
+    then=st.lists(st.sampled_from((1, 2, 4, 8, 16, 32)), min_size=1, max_size=6),
 )
 def test_buddy_placement_never_refuses_a_power_of_two_that_fits(
-    nodes: int, slots: int, steps: list[tuple[bool, int, int]]
+    nodes: int, slots: int, first: list[int], gone: list[bool], then: list[int]
 ) -> None:
-    """Whatever was started and ended before: what fits by count gets the fewest nodes there can be."""
+    """Fill the cluster, tear holes into it, and ask again: what fits by number is placed compactly."""
     rooms = Placer(Cluster.parse(f"{nodes}x{slots}"), migrate=True)
-    held: dict[int, tuple[tuple[int, int], ...]] = {}
-    for key, (start, power, which) in enumerate(steps):
-        count = 2**power
-        if start and count <= sum(rooms.free):
-            placed = rooms.place(key, 0, count)
-            for other, before, after in placed.moves:
-                assert sorted(held[other]) == sorted(before)
-                held[other] = after
-            held[key] = placed.spots
-            assert len(placed.spots) == max(1, count // slots)
-        elif held:
-            gone = sorted(held)[which % len(held)]
-            rooms.release(gone, held.pop(gone))
-        for job, spots in held.items():  # nobody lost devices, nobody was torn apart
-            size = sum(count for _, count in spots)
-            assert len(spots) == max(1, size // slots), job
-        used = [sum(c for spots in held.values() for n, c in spots if n == node) for node in range(nodes)]
-        assert rooms.free == [slots - count for count in used]
+    held: Held = {}
+    for key, count in enumerate(first):
+        if count <= sum(rooms.free):
+            place_compactly(rooms, held, key, count, slots)
+    for key, leaves in zip(sorted(held), gone, strict=False):
+        if leaves:
+            rooms.release(key, held.pop(key))
+    for key, count in enumerate(then, start=100):
+        if count <= sum(rooms.free):
+            place_compactly(rooms, held, key, count, slots)
 
 
 @COMMON
