@@ -5,6 +5,7 @@ import sys
 import typer
 
 from concertina import __version__
+from concertina.cli import simulate
 from concertina.cli.run import run
 from concertina.cli.verify import verify
 from concertina.core.errors import ConcertinaError, JobFailed, UsageError
@@ -23,6 +24,7 @@ FOR_THE_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app.command(context_settings=FOR_THE_SCRIPT)(run)
 app.command(context_settings=FOR_THE_SCRIPT)(verify)
+simulate.register(app)
 
 
 def _version(asked: bool) -> None:

@@ -1,0 +1,52 @@
+"""Rules for taking a job in, by the name a policy gives. A refusal is a value with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from concertina.core.errors import UnknownNameError
+from concertina.core.job import JobSpec
+from concertina.core.plan import Admitted, Rejected
+from concertina.policies.scaling_curve import ScalingCurve
+from concertina.policies.table import Table, allowed_types
+
+Rule = Callable[[JobSpec, ScalingCurve, Sequence[int], Table], Admitted | Rejected]
+"""(job, its curve, devices by type when all nodes are up, the table without the job) -> answer"""
+
+
+def fits(job: JobSpec, curve: ScalingCurve, slots: Sequence[int], table: Table) -> Admitted | Rejected:
+    """Take every job whose gang fits on one device type of the whole cluster."""
+    allowed = allowed_types(job, table.types)
+    if not allowed:
+        return _refuse(job, f"allows only {', '.join(job.device_types)}; there are {', '.join(table.types)}")
+    room = [count if allowed >> kind & 1 else 0 for kind, count in enumerate(slots)]
+    if max(room) < job.gpus:
+        return _refuse(job, f"asks for {job.gpus} devices of one type; the cluster has {max(room)}")
+    kinds = [name for kind, name in enumerate(table.types) if room[kind] >= job.gpus]
+    if not any(curve.speed(name, job.gpus) > 0 for name in kinds):
+        return _refuse(job, f"its speed on {job.gpus} devices of {' or '.join(kinds)} is not known")
+    return Admitted(job_id=job.id, reason="it fits on the cluster")
+
+
+def fits_elastic(job: JobSpec, curve: ScalingCurve, slots: Sequence[int], table: Table) -> Admitted | Rejected:
+    """Take every job that can run on some number of devices of one type."""
+    allowed = allowed_types(job, table.types)
+    least = job.min_workers or 1
+    for kind, name in enumerate(table.types):
+        if allowed >> kind & 1 and any(least <= n <= slots[kind] for n in curve.counts(name)):
+            return Admitted(job_id=job.id, reason="it can run on the cluster")
+    return _refuse(job, f"needs at least {least} devices of one type with a known speed")
+
+
+def _refuse(job: JobSpec, reason: str) -> Rejected:
+    return Rejected(job_id=job.id, reason=reason)
+
+
+RULES: dict[str, Rule] = {"fits": fits, "fits-elastic": fits_elastic}
+
+
+def rule(name: str) -> Rule:
+    """The rule of that name."""
+    if name not in RULES:
+        raise UnknownNameError(kind="admission rule", seen=name, known=tuple(RULES))
+    return RULES[name]

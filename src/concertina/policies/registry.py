@@ -1,0 +1,45 @@
+"""The list of policies by name, each with the paper it comes from."""
+
+from __future__ import annotations
+
+from concertina.core.errors import UnknownNameError
+from concertina.policies.backfill import BackfillPolicy
+from concertina.policies.base import Policy
+from concertina.policies.chronus import ChronusPolicy
+from concertina.policies.edf import EdfPolicy
+from concertina.policies.fifo import FifoPolicy
+from concertina.policies.gandiva import GandivaPolicy
+from concertina.policies.las import LasPolicy
+from concertina.policies.optimus import OptimusPolicy
+from concertina.policies.srtf import SrtfPolicy
+from concertina.policies.themis import ThemisPolicy
+from concertina.policies.tiresias import TiresiasPolicy, log_normal_samples
+from concertina.policies.yarn_cs import YarnCsPolicy
+
+_ALL: tuple[Policy, ...] = (
+    FifoPolicy(),
+    BackfillPolicy(),
+    YarnCsPolicy(),
+    SrtfPolicy(),
+    LasPolicy(),
+    TiresiasPolicy(),
+    TiresiasPolicy(
+        name="tiresias-gittins",
+        paper="Gu et al. (NSDI 2019), 2D-Gittins",
+        samples=log_normal_samples(median=900.0, sigma=2.5),
+    ),
+    GandivaPolicy(),
+    ThemisPolicy(),
+    ChronusPolicy(),
+    EdfPolicy(),
+    OptimusPolicy(),
+)
+
+POLICIES: dict[str, Policy] = {policy.name: policy for policy in _ALL}
+
+
+def policy_named(name: str) -> Policy:
+    """The policy of that name with its default parameters."""
+    if name not in POLICIES:
+        raise UnknownNameError(kind="policy", seen=name, known=tuple(sorted(POLICIES)))
+    return POLICIES[name]

@@ -1,0 +1,201 @@
+"""One round, the same for the live cluster and the simulator: admit, allocate, place, and compare with
+what is.
+
+`changes` is the heart: what a policy wants against what is held, as a short list, devices given back before
+devices taken. `run_round` does it all on a `Snapshot` and returns a `Plan`; run it again on a cluster
+that has carried the plan out and the plan is empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from concertina.core.cluster import Allocation, Cluster, Placement, Snapshot
+from concertina.core.job import JobPhase, JobView
+from concertina.core.plan import Action, Admitted, Launch, Move, Nodes, Plan, Rejected, Resize, Stop
+from concertina.policies.admission import rule
+from concertina.policies.base import Policy, Shares
+from concertina.policies.placement import Placer, Shift, Spot
+from concertina.policies.scaling_curve import Curves
+from concertina.policies.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One job that shall hold other devices than it does."""
+
+    row: int
+    before: int
+    after: int
+    workers: tuple[tuple[int, int], ...]
+    """(index of a device type, devices) pairs it shall hold; empty: none."""
+    spots: tuple[Spot, ...] | None = None
+    """The nodes, where the policy has chosen them."""
+
+
+def changes(table: Table, shares: Shares) -> list[Change]:
+    """What differs between wanted and held, those that only give back first, each in order of rows."""
+    held, wanted = table.held, shares.workers
+    if wanted.base is held.base:  # the policy handed the column back: only what it lists changes
+        return [
+            Change(row, 0, gpus, ((kind, gpus),), shares.spots.get(row))
+            for row, kind in shares.starts.items()
+            if (gpus := int(table.gpus[row]))
+        ]
+    differs = wanted != held
+    kind_now = table.kind
+    if shares.kind is not None and len(table.types) > 1:
+        differs |= (wanted > 0) & (shares.kind != kind_now)
+    found: list[Change] = []
+    rows = np.flatnonzero(differs).tolist()
+    if shares.splits or table.splits:
+        rows = sorted({*rows, *_split_rows(table, shares)})
+    for row in rows:
+        before, after = int(held[row]), int(wanted[row])
+        if row in shares.splits:
+            workers = tuple((kind, n) for kind, n in enumerate(shares.splits[row]) if n)
+        else:
+            kind = 0 if shares.kind is None else int(shares.kind[row])
+            workers = ((kind, after),) if after else ()
+        found.append(Change(row, before, after, workers, shares.spots.get(row)))
+    if len(found) > 1:
+        found.sort(key=lambda change: change.after > change.before)
+    return found
+
+
+def _split_rows(table: Table, shares: Shares) -> list[int]:
+    """Rows whose devices are, or shall be, of several types, and differ."""
+    rows = [row for row, key in enumerate(table.keys) if key in table.splits]
+    return [row for row in {*rows, *shares.splits} if table.splits.get(table.keys[row]) != shares.splits.get(row)]
+
+
+def run_round(snapshot: Snapshot, policy: Policy, curves: Curves, *, migrate: bool = False) -> Plan:
+    """Admit new jobs, share out devices, place them, and say what to do."""
+    answers, taken = _admit(snapshot, policy, curves)
+    table = Table.from_snapshot(taken, curves)
+    placer, spots = observed(taken, migrate=migrate)
+    table.rooms = placer
+    shares = policy.allocate(table)
+    actions = _actions(taken, table, policy, changes(table, shares), placer, spots)
+    nodes = {table.specs[key].id: name_nodes(taken.cluster, where) for key, where in spots.items() if where}
+    return Plan(
+        actions=actions,
+        answers=answers,
+        allocation=_allocation(taken.cluster, nodes),
+        placement=Placement(nodes=nodes),
+        notes=_notes(table, shares),
+        wake_s=shares.wake_s,
+    )
+
+
+def _allocation(cluster: Cluster, placed: dict[str, Nodes]) -> Allocation:
+    """How many of which type, from where."""
+    kind_of = {node.id: node.device_type for node in cluster.nodes}
+    workers: dict[str, tuple[tuple[str, int], ...]] = {}
+    for job_id, nodes in placed.items():
+        by_type: dict[str, int] = {}
+        for node, count in nodes:
+            by_type[kind_of[node]] = by_type.get(kind_of[node], 0) + count
+        workers[job_id] = tuple(by_type.items())
+    return Allocation(workers=workers)
+
+
+def _notes(table: Table, shares: Shares) -> dict[str, tuple[int, float]]:
+    """The policy's notes by job, those it did not touch included."""
+    level = (table.level if shares.level is None else shares.level).tolist()
+    stamp = (table.stamp if shares.stamp is None else shares.stamp).tolist()
+    return {spec.id: (level[row], stamp[row]) for row, spec in enumerate(table.specs)}
+
+
+def _admit(snapshot: Snapshot, policy: Policy, curves: Curves) -> tuple[tuple[Admitted | Rejected, ...], Snapshot]:
+    admit = rule(policy.admission)
+    slots = [snapshot.cluster.slots_of(kind) for kind in snapshot.cluster.types]
+    known = [view for view in snapshot.jobs if view.phase is not JobPhase.SUBMITTED]
+    answers: list[Admitted | Rejected] = []
+    for view in snapshot.jobs:
+        if view.phase is JobPhase.SUBMITTED:
+            table = Table.from_snapshot(_with_jobs(snapshot, known), curves)
+            answer = admit(view.spec, curves.of(view.spec)[0], slots, table)
+            answers.append(answer)
+            if isinstance(answer, Admitted):
+                known.append(view)
+    order = {id(view): i for i, view in enumerate(snapshot.jobs)}
+    return tuple(answers), _with_jobs(snapshot, sorted(known, key=lambda view: order[id(view)]))
+
+
+def _with_jobs(snapshot: Snapshot, jobs: list[JobView]) -> Snapshot:
+    return Snapshot(now=snapshot.now, cluster=snapshot.cluster, jobs=tuple(jobs), down=snapshot.down)
+
+
+def observed(snapshot: Snapshot, *, migrate: bool) -> tuple[Placer, dict[int, tuple[Spot, ...]]]:
+    """A placer that knows what is held, and each job's spots by its key (its place in the snapshot)."""
+    placer = Placer(snapshot.cluster, migrate=migrate)
+    index = {node.id: i for i, node in enumerate(snapshot.cluster.nodes)}
+    for node in sorted(snapshot.down):
+        placer.set_up(index[node], False)
+    spots: dict[int, tuple[Spot, ...]] = {}
+    for key, view in enumerate(snapshot.jobs):
+        spots[key] = tuple((index[node], count) for node, count in view.placement)
+        placer.take(key, spots[key])
+    return placer, spots
+
+
+def _actions(
+    snapshot: Snapshot,
+    table: Table,
+    policy: Policy,
+    wanted: list[Change],
+    placer: Placer,
+    spots: dict[int, tuple[Spot, ...]],
+) -> tuple[Action, ...]:
+    cluster = snapshot.cluster
+    found: list[Action] = []
+    for change in wanted:
+        key = table.keys[change.row]
+        placer.release(key, spots[key])
+    for change in wanted:
+        key = table.keys[change.row]
+        job_id = table.specs[change.row].id
+        before = name_nodes(cluster, spots[key])
+        reason = policy.explain(table, change.row, change.before, change.after)
+        after, moves = place_change(placer, key, change)
+        for other, old, new in moves:
+            spots[other] = new
+            found.append(_move(cluster, snapshot.jobs[other].spec.id, old, new, job_id))
+        spots[key] = after
+        found.append(_action(job_id, before, name_nodes(cluster, spots[key]), reason))
+    return tuple(found)
+
+
+def place_change(placer: Placer, key: int, change: Change) -> tuple[tuple[Spot, ...], tuple[Shift, ...]]:
+    """Take the devices of a change, where the policy said or else where they fit best; who moves for it."""
+    if change.spots is not None:
+        placer.take(key, change.spots)
+        return change.spots, ()
+    spots: tuple[Spot, ...] = ()
+    moves: tuple[Shift, ...] = ()
+    for kind, count in change.workers:
+        placed = placer.place(key, kind, count)
+        spots += placed.spots
+        moves += placed.moves
+    return spots, moves
+
+
+def _action(job_id: str, before: Nodes, nodes: Nodes, reason: str) -> Action:
+    if not nodes:
+        return Stop(job_id=job_id, before=before, reason=reason)
+    if not before:
+        return Launch(job_id=job_id, nodes=nodes, reason=reason)
+    return Resize(job_id=job_id, before=before, nodes=nodes, reason=reason)
+
+
+def _move(cluster: Cluster, job_id: str, old: tuple[Spot, ...], new: tuple[Spot, ...], who: str) -> Move:
+    reason = f"moves aside so that {who} gets devices that are close together"
+    return Move(job_id=job_id, before=name_nodes(cluster, old), nodes=name_nodes(cluster, new), reason=reason)
+
+
+def name_nodes(cluster: Cluster, spots: tuple[Spot, ...]) -> Nodes:
+    """Spots with the nodes' ids."""
+    return tuple((cluster.nodes[node].id, count) for node, count in spots)

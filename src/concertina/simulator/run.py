@@ -1,0 +1,70 @@
+"""The way into the simulator: jobs, a cluster and a policy in, a `Result` out."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from concertina.core.cluster import Cluster
+from concertina.core.job import JobSpec
+from concertina.policies.base import Policy
+from concertina.policies.registry import policy_named
+from concertina.policies.scaling_curve import Curves, ThroughputTable
+from concertina.simulator.engine import Setting, Simulation
+from concertina.simulator.metrics import Result
+from concertina.simulator.noise import Fault, Noise
+from concertina.simulator.overhead import OverheadModel, overhead_named
+from concertina.simulator.recorder import Record
+
+
+def simulate(
+    jobs: Sequence[JobSpec],
+    *,
+    cluster: Cluster,
+    policy: str | Policy = "fifo",
+    throughput: ThroughputTable | None = None,
+    overhead: str | float | OverheadModel = "instant",
+    noise: Noise | None = None,
+    faults: Sequence[Fault] = (),
+    seed: int = 0,
+    gap_s: float = 0.0,
+    tick_s: float = 0.0,
+    placement: str = "best-fit",
+    trace: str = "trace",
+    record: Record | None = None,
+) -> Result:
+    """Run `jobs` on `cluster` under `policy` and say how they fared.
+
+    `placement` is `best-fit` (compact where possible, spread where not), `buddy` (others move aside so
+    that jobs are compact) or `count` (no places, only numbers: fastest). `gap_s` is the least time
+    between two rounds.
+    """
+    setting = Setting(
+        cluster=cluster,
+        policy=policy_named(policy) if isinstance(policy, str) else policy,
+        curves=Curves(throughput),
+        overhead=overhead_named(overhead),
+        noise=noise or Noise(),
+        faults=faults,
+        seed=seed,
+        gap_s=gap_s,
+        tick_s=tick_s,
+        placement=placement,
+        record=record or Record(),
+    )
+    with _without_collector():
+        return Simulation(jobs, setting).run(time.perf_counter, trace)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A simulation makes no cycles, and walking over a hundred thousand jobs to find none takes a while."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
