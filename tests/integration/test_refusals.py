@@ -145,6 +145,28 @@ REFUSED = {
         + body(LOSS, "scaler.scale(loss).backward()", "scaler.step(optimizer)", "scaler.update()", head=""),
         "give the GradScaler to session.prepare()",
     ),
+    "an optimizer that was not prepared": (
+        SMALL + "model = session.prepare(model)\nloader = session.loader(data, batch_size=4)\n" + LOOP,
+        "SGD acts on the prepared model but was not given to prepare()",
+    ),
+    "a scheduler that was not prepared": (
+        PREPARED + "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n" + LOOP,
+        "StepLR acts on the prepared model but was not given to prepare()",
+    ),
+    "random numbers drawn between the loops": (
+        TRAIN.replace("    for x, y in loader:", "    torch.rand(1)\n    for x, y in loader:"),
+        "random numbers were drawn outside the loop",
+    ),
+    "random numbers drawn after seeding": (
+        PREPARED + "session.seed(3)\ntorch.rand(1)\n" + LOOP,
+        "random numbers were drawn outside the loop",
+    ),
+    "a rank before prepare": (SMALL + "torch.manual_seed(session.rank)", "session.rank before prepare()"),
+    "a state that could not be read back": (
+        PREPARED + "class Odd:\n    def state_dict(self): return {'x': {1, 2}, 'y': Odd}\n"
+        "    def load_state_dict(self, s): pass\nsession.register('odd', Odd())\nsession.checkpoint('here')\n" + LOOP,
+        "and could not be read back",
+    ),
     "create_graph": (body(LOSS, "loss.backward(create_graph=True)", "optimizer.step()"), "create_graph=True"),
     "a collective in the loss": (
         body("import torch.distributed as dist", LOSS, "dist.all_reduce(loss)", "loss.backward()"),

@@ -5,22 +5,49 @@ network is ever interpreted. Files hold tensors and plain values only and are re
 """
 
 import io
+import re
 import shutil
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from concertina.core.checkpoints import MANIFEST, SHARED, Manifest, context_file, file_entry, read_manifest
-from concertina.core.errors import CheckpointError
+from concertina.core.errors import CheckpointError, UsageError
 from concertina.runtime.group import Group
 
 
 def to_bytes(state: Any) -> bytes:
     buffer = io.BytesIO()
-    torch.save(state, buffer)
+    torch.save(plain(state), buffer)
     return buffer.getvalue()
+
+
+def plain(state: Any) -> Any:
+    """NumPy's scalars as Python's, anywhere in a state; a learning rate computed with NumPy is one."""
+    if isinstance(state, np.generic):
+        return state.item()
+    if type(state) in (dict, OrderedDict):
+        return type(state)((key, plain(value)) for key, value in state.items())
+    if type(state) in (list, tuple):
+        return type(state)(plain(value) for value in state)
+    return state
+
+
+def require_readable(data: bytes) -> None:
+    """Finds out when a checkpoint is written, not when it is needed, that something in it cannot be read back."""
+    try:
+        torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:
+        found = re.search(r"(?:GLOBAL|global:?) ([\w.]+)", str(error))
+        what = f"a {found.group(1)}" if found else "something"
+        raise UsageError(
+            f"a checkpoint would hold {what} that is no tensor, number, text or container, and could not be read back; "
+            "keep such values out of the state of optimizers, schedulers and registered things"
+        ) from None
 
 
 def load_file(path: Path) -> Any:
@@ -47,6 +74,7 @@ def write_checkpoint(
     if is_writer:
         files = {context_file(v): data for part in everybody for v, data in _unpack(part).items()}
         files[SHARED] = to_bytes(shared)
+        require_readable(files[SHARED])
         _write_folder(folder, files, manifest)
     if group is not None:
         group.barrier()

@@ -5,12 +5,14 @@ turn they do nothing, in that turn they do what they always did.
 """
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from concertina.core.errors import UnsupportedScript, UsageError
 from concertina.runtime.virtual import VirtualEngine
@@ -21,8 +23,8 @@ def gate_optimizer(optimizer: Optimizer, engine: VirtualEngine) -> None:
     engine.optimizers += 1
     step, zero_grad = optimizer.step, optimizer.zero_grad
 
-    @functools.wraps(step)
-    def gated_step(closure: Callable[[], Any] | None = None) -> Any:
+    @functools.wraps(getattr(step, "__func__", step))
+    def gated_step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         if closure is not None:
             raise UnsupportedScript(
                 "optimizer.step(closure) evaluates the model several times per step, which virtual workers cannot "
@@ -43,10 +45,14 @@ def gate_optimizer(optimizer: Optimizer, engine: VirtualEngine) -> None:
     def watched_zero_grad(set_to_none: bool = True) -> None:
         zero_grad(set_to_none=set_to_none)
         turn = engine.turn
+        if turn is None:
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            engine.clear_accumulated(held, set_to_none)
         if turn is not None and set_to_none and not turn.backward_done:
             turn.cleared_by.add(number)
 
-    setattr(optimizer, "step", gated_step)  # noqa: B010 - mypy rightly objects to assigning a method
+    # A bound method, since a scheduler that is made later looks for one; setattr, since mypy rightly objects otherwise.
+    setattr(optimizer, "step", types.MethodType(gated_step, optimizer))  # noqa: B010
     setattr(optimizer, "zero_grad", watched_zero_grad)  # noqa: B010
 
 
@@ -61,6 +67,11 @@ def gate_scheduler(scheduler: LRScheduler, engine: VirtualEngine) -> None:
 
     members = {"step": step, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     scheduler.__class__ = type(kind.__name__, (kind,), members)
+
+
+def gate_average(average: AveragedModel, engine: VirtualEngine) -> None:
+    """An average of weights takes them in once per step, after the optimizer."""
+    _gate(average, "update_parameters", engine)
 
 
 def gate_scaler(scaler: GradScaler, engine: VirtualEngine) -> None:

@@ -34,6 +34,11 @@ class SessionLoader:
             return iter(())
         return Pass(self._session, self)
 
+    @property
+    def resumes(self) -> bool:
+        """Whether the next pass goes on where a checkpoint was taken."""
+        return self._mid_pass
+
     def begin_pass(self) -> int:
         """The batch to begin with; a new pass also seeds the data workers of every virtual worker."""
         if self._mid_pass:

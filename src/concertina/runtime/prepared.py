@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from concertina.core.errors import CheckpointError, UsageError
-from concertina.runtime.virtual import VirtualEngine
 
 
 @dataclass(slots=True)
@@ -64,9 +63,8 @@ class Prepared:
             "registered": {name: thing.state_dict() for name, thing in self.registered.items()},
         }
 
-    def load(self, state: dict[str, Any], engine: VirtualEngine, source: str) -> None:
-        """Checks everything first, then changes everything."""
-        self._check_fits(state, source)
+    def load(self, state: dict[str, Any]) -> None:
+        """Changes everything; `check_fits` has to come first."""
         with torch.no_grad():
             for name, param in self.model.named_parameters():
                 param.copy_(state["parameters"][name])
@@ -76,7 +74,8 @@ class Prepared:
         for name, thing in self.registered.items():
             thing.load_state_dict(state["registered"][name])
 
-    def _check_fits(self, state: dict[str, Any], source: str) -> None:
+    def check_fits(self, state: dict[str, Any], source: str) -> None:
+        """Raises CheckpointError unless the state is of this script's objects."""
         ours = {name: (tuple(p.shape), p.dtype) for name, p in self.model.named_parameters()}
         theirs = {name: (tuple(p.shape), p.dtype) for name, p in state["parameters"].items()}
         for name in {**ours, **theirs}:

@@ -30,6 +30,15 @@ class RandomState:
         if self.torch_cuda is not None and torch.cuda.is_initialized():
             torch.cuda.set_rng_state(self.torch_cuda)
 
+    def same_as(self, other: "RandomState") -> bool:
+        ours, theirs = self.torch_cuda, other.torch_cuda
+        return (
+            self.python == other.python
+            and all(np.array_equal(a, b) for a, b in zip(self.numpy, other.numpy, strict=True))
+            and torch.equal(self.torch_cpu, other.torch_cpu)
+            and (ours is None or theirs is None or torch.equal(ours, theirs))
+        )
+
     def state(self) -> dict[str, Any]:
         """Plain values and tensors only, so that a checkpoint loads without executing code."""
         version, words, gauss = self.python

@@ -3,12 +3,14 @@
 Virtual workers of one worker run one after another, so nothing inside the model may wait for another rank.
 """
 
+import gc
 import types
 from collections.abc import Iterator
 
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from concertina.core.errors import UnsupportedScript, UsageError
 
@@ -75,6 +77,22 @@ def _distributed_names(function: types.FunctionType) -> Iterator[str]:
 def _all_names(code: types.CodeType) -> set[str]:
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
     return set(code.co_names).union(*(_all_names(c) for c in inner))
+
+
+def check_nothing_forgotten(model: nn.Module, optimizers: list[Optimizer], schedulers: list[LRScheduler]) -> None:
+    """Optimizers and schedulers that act on the model but were not given to prepare(); looks at all living objects."""
+    ours, known = {id(p) for p in model.parameters()}, {id(thing) for thing in (*optimizers, *schedulers)}
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if id(thing) in known or not issubclass(kind, Optimizer | LRScheduler):
+            continue
+        optimizer = thing.optimizer if issubclass(kind, LRScheduler) else thing
+        held = {id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"]}
+        if held & ours:
+            raise UnsupportedScript(
+                f"{kind.__name__} acts on the prepared model but was not given to prepare(): it would step once per "
+                "virtual worker, and a change of workers would lose its state. Give it to prepare() with the model"
+            )
 
 
 def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:

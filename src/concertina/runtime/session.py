@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 
 from concertina.core.checkpoints import Manifest, folder_name
 from concertina.core.env import WorkerEnv
@@ -20,7 +21,7 @@ from concertina.runtime.data import Feed, LoaderOptions
 from concertina.runtime.determinism import apply_level
 from concertina.runtime.digest import ParameterDigest
 from concertina.runtime.events import EventPipe
-from concertina.runtime.gates import gate_optimizer, gate_scaler, gate_scheduler
+from concertina.runtime.gates import gate_average, gate_optimizer, gate_scaler, gate_scheduler
 from concertina.runtime.group import Group
 from concertina.runtime.interrupts import HandedOver, Interrupted, stop_request
 from concertina.runtime.loader import Pass, SessionLoader, check_whole_round
@@ -28,7 +29,7 @@ from concertina.runtime.prepared import Prepared
 from concertina.runtime.recorder import Recorder
 from concertina.runtime.reducers import ReducerFactory
 from concertina.runtime.rng import RandomState
-from concertina.runtime.scan import check_model, check_optimizer
+from concertina.runtime.scan import check_model, check_nothing_forgotten, check_optimizer
 from concertina.runtime.virtual import VirtualEngine
 
 STOP, CHECKPOINT, INTERRUPT = 0, 1, 2  # flags that the workers agree on at every step
@@ -68,6 +69,8 @@ class Session:
         self._hooks: list[Callable[[int, int], None]] = []
         self._pass: Pass | None = None
         self._started = False
+        self._searched = False  # for optimizers and schedulers that were not prepared
+        self._loaded: tuple[Any, dict[int, Any]] | None = None  # what was resumed from, until the first pass
         self._wants = [0] * FLAGS
         self._checkpoint_path: Path | None = None
         self._header: Tensor | None = None
@@ -93,6 +96,11 @@ class Session:
     @property
     def rank(self) -> int:
         """The virtual worker whose turn it is; between loops, the first of this worker."""
+        if self._engine is None and self.size > 1:
+            raise UsageError(
+                "session.rank before prepare(): a worker is several ranks at once, whose turns come in the loop; use "
+                "session.is_main for what one process does, and session.seed(n) after prepare() for seeds by rank"
+            )
         if self._engine is not None and self._engine.turn is not None:
             return self._engine.turn.virtual_worker
         return min(self._env.placement.workers[self._env.worker])
@@ -101,6 +109,11 @@ class Session:
     def is_main(self) -> bool:
         """True on the worker where virtual worker 0 lives."""
         return 0 in self._env.placement.workers[self._env.worker]
+
+    @property
+    def is_last_turn(self) -> bool:
+        """True in the turn in which the optimizer acts, and outside the loop: for what happens once per step."""
+        return self._engine is None or self._engine.turn is None or self._engine.turn.is_last
 
     @property
     def workers(self) -> int:
@@ -220,7 +233,10 @@ class Session:
         return loader
 
     def register(self, name: str, thing: Any) -> None:
-        """Further state that belongs to the job: anything with state_dict() and load_state_dict()."""
+        """Further state that belongs to the job: anything with state_dict() and load_state_dict().
+
+        What changes once per step belongs under `if session.is_last_turn:`; an AveragedModel does so by itself.
+        """
         if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
             raise UsageError(f"register({name!r}, ...): {type(thing).__name__} has no state_dict and load_state_dict")
         if name in self._prepared.registered:
@@ -228,6 +244,8 @@ class Session:
         if self._started:
             raise UsageError(f"register({name!r}, ...) must come before session.epochs()")
         self._prepared.registered[name] = thing
+        if isinstance(thing, AveragedModel):
+            gate_average(thing, self.engine)
 
     def on_rescale(self, hook: Callable[[int, int], None]) -> None:
         """`hook(generation, workers)` runs in every worker when a generation begins to train."""
@@ -302,6 +320,14 @@ class Session:
         self._close_pass()
 
     def enter_pass(self, new: Pass) -> None:
+        if self._loaded is not None and new.loader.resumes:
+            self._apply(*self._loaded)  # what code above the loop did was done in the generation before, too
+        else:
+            self.engine.come_inside()
+        if not self._searched:
+            check_nothing_forgotten(self._prepared.model, self._prepared.optimizers, self._prepared.schedulers)
+            self._searched = True
+        self._loaded = None
         self._pass = new
 
     def leave_pass(self, completed: bool) -> None:
@@ -457,16 +483,21 @@ class Session:
         environment.require_same(
             self._environment, manifest.environment, f"this machine, compared with the checkpoint {folder},"
         )
-        self._prepared.load(shared, engine, str(folder))
-        engine.load_shared_state(shared["engine"])
-        for v, state in contexts.items():
-            engine.load_context(v, state)
+        self._prepared.check_fits(shared, str(folder))
+        self._loaded = (shared, contexts)
+        self._apply(shared, contexts)
         self.step, self.epoch = shared["step"], shared["epoch"]
         self._loader_states = dict(enumerate(shared["loaders"]))
         self._loader_contexts = {v: state["loaders"] for v, state in contexts.items()}
         for loader in self._loaders:
             self._restore_loader(loader)
-        engine.go_outside()
+
+    def _apply(self, shared: Any, contexts: dict[int, Any]) -> None:
+        self._prepared.load(shared)
+        self.engine.load_shared_state(shared["engine"])
+        for v, state in contexts.items():
+            self.engine.load_context(v, state)
+        self.engine.go_outside()
 
     def _restore_loader(self, loader: SessionLoader) -> None:
         state = self._loader_states.pop(loader.number, None)

@@ -116,6 +116,7 @@ class VirtualEngine:
         self._reducer = make_reducer(self.layout)
         self._stale_reducer = False
         self._param_hooks: list[Any] = []
+        self._apart = False  # virtual workers have random states of their own
         self._resident: int | None = None  # the virtual worker whose random state and buffers are live
         self._outputs_are_tensors = True  # so that the start of a backward can be seen at the model's output
         self._bucket_of: list[tuple[int, int]] = []
@@ -185,6 +186,39 @@ class VirtualEngine:
     def go_outside(self) -> None:
         """Outside the loop, code runs as the first local virtual worker: on the main worker, as virtual worker 0."""
         self._make_resident(min(self.contexts))
+        self._save_resident()
+
+    def come_inside(self) -> None:
+        """Before a pass: what was drawn outside the loop must not belong to some virtual workers only.
+
+        Before the first pass, while all virtual workers still have one random state, code outside is what every rank
+        of a DDP job runs, so all of them move on. Later each would have to draw from its own state, which code that
+        runs once per worker cannot do.
+        """
+        home = self.contexts[min(self.contexts)]
+        before, now = home.random, RandomState.capture()
+        if self.virtual == 1 or now.same_as(before):
+            return
+        if self._apart:
+            raise UnsupportedScript(
+                "random numbers were drawn outside the loop (a plain DataLoader draws a seed whenever it is iterated): "
+                "under DDP every rank would draw its own. Put that code under torch.random.fork_rng(), or give the "
+                "DataLoader its own generator=torch.Generator()"
+            )
+        for context in self.contexts.values():
+            context.random = now
+
+    def clear_accumulated(self, params: set[int], set_to_none: bool) -> None:
+        """zero_grad() outside a turn reaches what virtual workers have accumulated."""
+        for context in self.contexts.values():
+            for i, p in enumerate(self.params):
+                if context.grads is None or id(p) not in params:
+                    continue
+                grad = context.grads[i]
+                if set_to_none:
+                    context.grads[i] = None
+                elif grad is not None:
+                    grad.zero_()
 
     def draw_as(self, v: int) -> None:
         """Random numbers drawn from now on, between rounds, are virtual worker v's."""
@@ -197,6 +231,7 @@ class VirtualEngine:
         for v in self.order:
             seed_everything(seed + v)
             self.contexts[v].random = RandomState.capture()
+        self._apart = True
         self._resident = None
         self.go_outside()
 
@@ -270,6 +305,7 @@ class VirtualEngine:
     def enter(self, virtual_worker: int) -> None:
         """Begins a turn."""
         self.leave()
+        self._apart = True
         context = self.contexts[virtual_worker]
         self._make_resident(virtual_worker)
         if self._synced_buffers is not None:
@@ -577,7 +613,7 @@ class VirtualEngine:
         self._static_usage = state["static_usage"]
         self._clears_first = state["clears_first"]
         for p, g in zip(self.params, state["grads"] or [None] * len(self.params), strict=True):
-            p.grad = None if g is None else g.to(p.device)
+            p.grad = None if g is None else g.clone().to(p.device)
         self._stale_reducer = True
 
     def context_state(self, v: int) -> dict[str, Any]:
@@ -594,9 +630,10 @@ class VirtualEngine:
     def load_context(self, v: int, state: dict[str, Any]) -> None:
         grads = state["grads"]
         if grads is not None:
-            grads = [None if g is None else g.to(p.device) for g, p in zip(grads, self.params, strict=True)]
-        buffers = [t.to(flat.device) for t, flat in zip(state["buffers"], self.buffers.flats, strict=True)]
+            grads = [None if g is None else g.clone().to(p.device) for g, p in zip(grads, self.params, strict=True)]
+        buffers = [t.clone().to(flat.device) for t, flat in zip(state["buffers"], self.buffers.flats, strict=True)]
         self.contexts[v] = VirtualContext(
             RandomState.load(state["random"]), buffers, grads, state["in_bucket"], list(state["used"])
         )
+        self._apart = True
         self._resident = None
