@@ -224,7 +224,7 @@ class Run:
         report.samples = self._samples.rows()
         report.exit, report.error = state.exit_code, state.failure
         if state.phase is Phase.INTERRUPTED:
-            report.exit, report.error = 130, "interrupted"
+            report.exit, report.error = machine.EXIT_INTERRUPTED_BY_USER, "interrupted"
         self._tell({"event": "job_ended", "exit": report.exit, "error": report.error, "step": report.steps})
         return report
 
@@ -285,7 +285,7 @@ class Run:
             self._asked_to_stop = False
             found.append(machine.InterruptAsked())
         if self._kill_at is not None and time.monotonic() > self._kill_at:
-            self._backend.signal_workers(signal.SIGKILL)
+            found.append(machine.InterruptAsked())  # asked long enough
             self._kill_at = None
         for event in self._backend.events(POLL_SECONDS):
             self._note(event)

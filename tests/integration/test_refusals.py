@@ -131,9 +131,13 @@ REFUSED = {
         ),
         "disagree on whether gradients are synchronised; count with loader.index",
     ),
+    "leaving the loop for good": (
+        body(LOSS, "loss.backward()", "optimizer.step()", "if session.rank == 0: sys.exit(0)"),
+        "left by break or an exception",
+    ),
     "leaving the loop in the middle of a step": (
         body(LOSS, "loss.backward()", "optimizer.step()", "optimizer.zero_grad()", "break"),
-        "left in the middle of a step",
+        "left by break or an exception",
     ),
     "two loaders at once": (
         PREPARED + "other = session.loader(data, batch_size=4)\nfor epoch in session.epochs(1):\n"
@@ -167,6 +171,11 @@ REFUSED = {
         "    def load_state_dict(self, s): pass\nsession.register('odd', Odd())\nsession.checkpoint('here')\n" + LOOP,
         "and could not be read back",
     ),
+    "clipping by value in every turn": (
+        body(LOSS, "loss.backward()", "nn.utils.clip_grad_value_(model.parameters(), 1.0)"),
+        "clip them under `if session.is_last_turn:`",
+    ),
+    "a checkpoint after the end": (TRAIN + "session.checkpoint('here')", "session.checkpoint() after the last epoch"),
     "create_graph": (body(LOSS, "loss.backward(create_graph=True)", "optimizer.step()"), "create_graph=True"),
     "a collective in the loss": (
         body("import torch.distributed as dist", LOSS, "dist.all_reduce(loss)", "loss.backward()"),

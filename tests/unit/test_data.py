@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from concertina.core.errors import UsageError
+from concertina.core.errors import UnsupportedScript, UsageError
 from concertina.runtime.data import (
     Feed,
     LaneDataset,
@@ -55,22 +55,47 @@ def test_batches_keep_or_drop_a_short_tail() -> None:
 def test_a_lane_goes_on_where_its_last_consumed_batch_left_it() -> None:
     """A batch that was made but never trained on is made again with the same random numbers."""
     maker = LaneDataset(Squares(), list, lanes_per_rank=2, init=None)
-    first, state = maker[Task((0, 1), (1, 2), LaneSeed(77))]
-    lost, _ = maker[Task((0, 1), (3, 4), None)]
+    first, state = maker[Task((0, 1), (1, 2), 77, LaneSeed())]
+    lost, _ = maker[Task((0, 1), (3, 4), 77, None)]
     elsewhere = LaneDataset(Squares(), list, lanes_per_rank=2, init=None)
-    again, _ = elsewhere[Task((0, 1), (3, 4), lane_state_from_plain(lane_state_to_plain(state)))]
+    again, _ = elsewhere[Task((0, 1), (3, 4), 77, lane_state_from_plain(lane_state_to_plain(state)))]
     assert again == lost
     assert again != first
 
 
 def test_lanes_of_one_process_do_not_touch_each_other() -> None:
     alone = LaneDataset(Squares(), list, lanes_per_rank=1, init=None)
-    wanted = [alone[Task((0, 0), (0,), LaneSeed(5))][0], alone[Task((0, 0), (1,), None)][0]]
+    wanted = [alone[Task((0, 0), (0,), 5, LaneSeed())][0], alone[Task((0, 0), (1,), 77, None)][0]]
     shared = LaneDataset(Squares(), list, lanes_per_rank=1, init=None)
-    got = [shared[Task((0, 0), (0,), LaneSeed(5))][0]]
-    _ = shared[Task((1, 0), (7,), LaneSeed(6))]
-    got.append(shared[Task((0, 0), (1,), None)][0])
+    got = [shared[Task((0, 0), (0,), 5, LaneSeed())][0]]
+    _ = shared[Task((1, 0), (7,), 6, LaneSeed())]
+    got.append(shared[Task((0, 0), (1,), 77, None)][0])
     assert got == wanted
+
+
+def test_a_worker_init_fn_that_gives_the_dataset_a_state_is_refused() -> None:
+    data = Squares()
+    maker = LaneDataset(data, list, lanes_per_rank=2, init=lambda worker: setattr(data, "rng", object()))
+    with pytest.raises(UnsupportedScript, match=r"a state of its own \(rng\)"):
+        _ = maker[Task((0, 1), (1,), 5, LaneSeed())]
+
+
+def test_a_dataset_sees_the_data_worker_of_its_lane() -> None:
+    class Asking(Squares):
+        def __getitem__(self, i: int) -> tuple[int, float]:
+            info = torch.utils.data.get_worker_info()
+            return info.id, float(info.seed)
+
+    maker = LaneDataset(Asking(), list, lanes_per_rank=2, init=None)
+    _ = maker[Task((0, 0), (1,), 10, LaneSeed())]
+    _ = maker[Task((1, 1), (1,), 20, LaneSeed())]
+    again, _ = maker[Task((0, 0), (1,), 10, None)]
+    set_data_worker_info_to_none()
+    assert again == [(0, 10.0)]
+
+
+def set_data_worker_info_to_none() -> None:
+    torch.utils.data._utils.worker._worker_info = None
 
 
 def test_a_lane_is_seeded_like_a_data_worker_process() -> None:
@@ -79,7 +104,9 @@ def test_a_lane_is_seeded_like_a_data_worker_process() -> None:
     wanted = next(iter(loader))
     torch.manual_seed(3)
     base_seed = int(torch.empty((), dtype=torch.int64).random_())
-    got, _ = LaneDataset(Squares(), list, lanes_per_rank=1, init=None)[Task((0, 0), (0, 1, 2, 3), LaneSeed(base_seed))]
+    got, _ = LaneDataset(Squares(), list, lanes_per_rank=1, init=None)[
+        Task((0, 0), (0, 1, 2, 3), base_seed, LaneSeed())
+    ]
     assert got == wanted
 
 

@@ -69,8 +69,10 @@ def test_an_interrupt_asks_once_and_kills_the_second_time() -> None:
     state, _ = start(2, ())
     state, commands = handle(state, InterruptAsked())
     assert commands == (AskToStop("interrupted"),)
-    _, commands = handle(state, InterruptAsked())
+    killed, commands = handle(state, InterruptAsked())
     assert commands == (KillWorkers("interrupted twice"),)
+    killed, _ = exit_all(killed, -9)
+    assert (killed.phase, killed.failure, killed.exit_code) == (Phase.FAILED, "interrupted", 130)
     state, _ = exit_all(state, EXIT_INTERRUPTED)
     assert state.phase is Phase.INTERRUPTED
 
@@ -81,6 +83,14 @@ def test_workers_that_end_in_different_ways_are_a_failure() -> None:
     state, _ = handle(state, WorkerExited(1, 0, EXIT_HANDED_OVER))
     assert state.phase is Phase.FAILED
     assert "different ways" in state.failure
+
+
+def test_a_worker_that_leaves_early_is_named() -> None:
+    state, _ = start(2, ())
+    state, _ = handle(state, WorkerExited(1, 0, EXIT_OK))
+    state, _ = handle(state, WorkerFailed(0, 0, "the connection broke"))
+    state, _ = handle(state, WorkerExited(0, 0, 1))
+    assert state.failure.startswith("worker 1 left the training early, with exit code 0")
 
 
 def test_events_of_earlier_generations_change_nothing() -> None:

@@ -103,15 +103,13 @@ def checkpoints_in(folder: Path) -> list[Path]:
 def newest_whole(folder: Path) -> tuple[Path, list[str]]:
     """The newest checkpoint that is whole, and a sentence for each newer one that is not.
 
-    `folder` may also be a checkpoint itself; then it is that one or an error.
+    `folder` may also be a checkpoint itself; those inside it are then newer, since they were made from it.
     """
-    if (folder / MANIFEST).exists():
-        check_whole(folder)
-        return folder, []
     if not folder.is_dir():
         raise CheckpointError(f"{folder} does not exist: there is nothing to resume from")
     passed_over: list[str] = []
-    for candidate in checkpoints_in(folder):
+    itself = [folder] if (folder / MANIFEST).exists() else []
+    for candidate in checkpoints_in(folder) + itself:
         try:
             check_whole(candidate)
         except CheckpointError as error:

@@ -24,7 +24,8 @@ def encode(event: Event) -> bytes:
     line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
     if len(line) <= MAX_LINE:
         return line
-    longest = max((k for k, v in event.items() if isinstance(v, str)), key=lambda k: len(str(event[k])), default="")
+    texts = [k for k, v in event.items() if isinstance(v, str) and k != "event" and len(v) > 64]
+    longest = max(texts, key=lambda k: len(str(event[k])), default="")
     if not longest:
         raise ValueError(f"event of {len(line)} bytes without text to shorten: {line[:120]!r}")
     keep = max(0, len(str(event[longest])) - (len(line) - MAX_LINE) - 16)

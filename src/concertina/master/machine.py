@@ -9,6 +9,8 @@ from enum import Enum
 
 from concertina.core.messages import EXIT_HANDED_OVER, EXIT_INTERRUPTED, EXIT_OK
 
+EXIT_INTERRUPTED_BY_USER = 130  # as shells report Ctrl-C
+
 
 class Phase(Enum):
     TRAINING = "training"
@@ -126,12 +128,16 @@ def on_interrupt_asked(state: State) -> tuple[State, tuple[Command, ...]]:
     if state.phase is not Phase.TRAINING:
         return state, ()
     if state.interrupted:
-        return state, (KillWorkers("interrupted twice"),)
+        killed = replace(state, phase=Phase.STOPPING, failure="interrupted", exit_code=EXIT_INTERRUPTED_BY_USER)
+        return killed, (KillWorkers("interrupted twice"),)
     return replace(state, interrupted=True), (AskToStop("interrupted"),)
 
 
 def _fail(state: State, event: WorkerExited, why: str) -> tuple[State, tuple[Command, ...]]:
     code = event.code if event.code > 0 else 128 - event.code  # as shells report a signal
+    early = [worker for worker, ended in state.exits.items() if ended == EXIT_OK]
+    if early:
+        why = f"worker {early[0]} left the training early, with exit code 0, and the others could not go on; {why}"
     failed = replace(state, phase=Phase.STOPPING, failure=why, exit_code=code)
     if failed.running:
         return failed, (KillWorkers(why),)

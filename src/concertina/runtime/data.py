@@ -27,8 +27,6 @@ Lane = tuple[int, int]  # (virtual worker, data worker it would be under DDP)
 class LaneSeed:
     """A lane that starts anew, as a data worker process does."""
 
-    base_seed: int
-
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -36,6 +34,7 @@ class Task:
 
     lane: Lane
     indices: tuple[int, ...]
+    base_seed: int  # of the virtual worker's data workers
     start: LaneSeed | LaneState | None  # None: go on from this lane's previous batch
 
 
@@ -56,23 +55,33 @@ class LaneDataset(Dataset[tuple[Any, LaneState]]):
         self._states: dict[Lane, LaneState] = {}
 
     def __getitem__(self, task: Task) -> tuple[Any, LaneState]:
-        if isinstance(task.start, LaneSeed):
-            self._seed(task.lane, task.start.base_seed)
-        else:
+        worker = task.lane[1]
+        set_data_worker_info(worker, self._lanes_per_rank, task.base_seed + worker, self.dataset)
+        if task.start is not None:
+            self._begin(worker, task.base_seed)
+        if not isinstance(task.start, LaneSeed):
             set_lane_state(task.start or self._states[task.lane])
         batch = fetch(self.dataset, task.indices, self._collate)
         state = get_lane_state()
         self._states[task.lane] = state
         return batch, state
 
-    def _seed(self, lane: Lane, base_seed: int) -> None:
-        worker = lane[1]
+    def _begin(self, worker: int, base_seed: int) -> None:
+        """What a data worker process does first."""
         random.seed(base_seed + worker)
         torch.manual_seed(base_seed + worker)
         np.random.seed(numpy_seed_of_data_worker(base_seed, worker))
-        set_data_worker_info(worker, self._lanes_per_rank, base_seed + worker, self.dataset)
-        if self._init is not None:
-            self._init(worker)
+        if self._init is None:
+            return
+        before = dict(vars(self.dataset)) if hasattr(self.dataset, "__dict__") else {}
+        self._init(worker)
+        after = vars(self.dataset) if hasattr(self.dataset, "__dict__") else {}
+        changed = [name for name in after if name not in before or after[name] is not before[name]]
+        if changed:
+            raise UnsupportedScript(
+                f"worker_init_fn gives the dataset a state of its own ({', '.join(changed)}), which cannot follow its "
+                "samples to another process: draw from random, np.random or torch, whose states do"
+            )
 
 
 def fetch(dataset: Any, indices: Sequence[int], collate: Callable[[list[Any]], Any]) -> Any:
@@ -200,9 +209,9 @@ class Feed:
         for batch in range(first_batch, self.batches_per_epoch):
             for v in order:
                 lane = (v, batch % self.options.num_workers)
-                start = None if lane in begun else self.lanes.get(lane) or LaneSeed(self.base_seeds[v])
+                start = None if lane in begun else self.lanes.get(lane) or LaneSeed()
                 begun.add(lane)
-                self._tasks.tasks.append(Task(lane, self._cuts[v][batch], start))
+                self._tasks.tasks.append(Task(lane, self._cuts[v][batch], self.base_seeds[v], start))
         if self._loader is None:
             self._loader = self._make_loader()
         self._iterator = iter(self._loader)

@@ -78,9 +78,9 @@ class Pass:
         return self._loader
 
     @property
-    def in_round(self) -> bool:
-        """True if some but not all local virtual workers have had their turn."""
-        return 0 <= self._turn < len(self._session.engine.order)
+    def begun(self) -> bool:
+        """Whether some virtual worker has had a turn."""
+        return self._turn >= 0 or self._loader.index > self._first
 
     def __iter__(self) -> "Pass":
         return self
@@ -143,10 +143,10 @@ class Pass:
         self._first = loader.index
 
 
-def check_whole_round(current: Pass | None) -> None:
-    """Called when a loop over a loader was left by `break`."""
-    if current is not None and current.in_round:
+def check_not_left_by_break(current: Pass, virtual: int) -> None:
+    """A loop that was left by `break` counted turns, of which there are more or fewer with every number of workers."""
+    if virtual > 1:
         raise UsageError(
-            "the loop over the loader was left in the middle of a step, before every virtual worker had its turn: "
-            "use session.stop(reason) to end training after a step"
+            "the loop over the loader was left by break or an exception: how many virtual workers had had their turn "
+            "depends on the number of workers. Use session.stop(reason) to end training after a step"
         )

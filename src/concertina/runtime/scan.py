@@ -81,7 +81,9 @@ def _all_names(code: types.CodeType) -> set[str]:
 
 def check_nothing_forgotten(model: nn.Module, optimizers: list[Optimizer], schedulers: list[LRScheduler]) -> None:
     """Optimizers and schedulers that act on the model but were not given to prepare(); looks at all living objects."""
-    ours, known = {id(p) for p in model.parameters()}, {id(thing) for thing in (*optimizers, *schedulers)}
+    ours = {id(p) for p in model.parameters()}
+    inner = [part for scheduler in schedulers for part in getattr(scheduler, "_schedulers", ())]  # SequentialLR's
+    known = {id(thing) for thing in (*optimizers, *schedulers, *inner)}
     for thing in gc.get_objects():
         kind = type(thing)
         if id(thing) in known or not issubclass(kind, Optimizer | LRScheduler):

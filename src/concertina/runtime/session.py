@@ -24,7 +24,7 @@ from concertina.runtime.events import EventPipe
 from concertina.runtime.gates import gate_average, gate_optimizer, gate_scaler, gate_scheduler
 from concertina.runtime.group import Group
 from concertina.runtime.interrupts import HandedOver, Interrupted, stop_request
-from concertina.runtime.loader import Pass, SessionLoader, check_whole_round
+from concertina.runtime.loader import Pass, SessionLoader, check_not_left_by_break
 from concertina.runtime.prepared import Prepared
 from concertina.runtime.recorder import Recorder
 from concertina.runtime.reducers import ReducerFactory
@@ -34,6 +34,7 @@ from concertina.runtime.virtual import VirtualEngine
 
 STOP, CHECKPOINT, INTERRUPT = 0, 1, 2  # flags that the workers agree on at every step
 FLAGS = 3
+MOST_LOGGED = 40  # values per step in the event stream
 
 _joined: "Session | None" = None
 
@@ -69,6 +70,7 @@ class Session:
         self._hooks: list[Callable[[int, int], None]] = []
         self._pass: Pass | None = None
         self._started = False
+        self._over = False  # the loop over epochs has ended
         self._searched = False  # for optimizers and schedulers that were not prepared
         self._loaded: tuple[Any, dict[int, Any]] | None = None  # what was resumed from, until the first pass
         self._wants = [0] * FLAGS
@@ -271,7 +273,7 @@ class Session:
                 break
             self.events.emit("epoch", epoch=self.epoch, epochs=count)
             yield self.epoch
-            self._close_pass()
+            self.close_pass()
             if self._must_end():
                 break
             for loader in self._loaders:
@@ -307,21 +309,26 @@ class Session:
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Writes the whole state of the job to the folder `path` at the end of the next step or epoch."""
+        if self._over:
+            raise UsageError(
+                "session.checkpoint() after the last epoch: call it in the loop, or run with --checkpoint DIR"
+            )
         self._wants[CHECKPOINT] = 1
-        self._checkpoint_path = Path(path)
+        self._checkpoint_path = Path(path).absolute()
 
     # -- passes and rounds, driven by the loader ---------------------------------------------------------------------
 
     def check_may_iterate(self, loader: SessionLoader) -> None:
         if not self._started:
             raise UsageError("iterate over session.loader(...) inside `for epoch in session.epochs(n):`")
-        if self._pass is not None and self._pass.in_round:
+        if self._pass is not None and not self._pass.begun:
             raise UsageError("two session loaders cannot be iterated at the same time: combine the datasets")
-        self._close_pass()
+        self.close_pass()
 
     def enter_pass(self, new: Pass) -> None:
         if self._loaded is not None and new.loader.resumes:
             self._apply(*self._loaded)  # what code above the loop did was done in the generation before, too
+            self._wants[STOP] = self._loaded[0]["stop"]  # takes effect after the next step, as it would have there
         else:
             self.engine.come_inside()
         if not self._searched:
@@ -334,15 +341,16 @@ class Session:
         self._pass = None
         self.engine.go_outside()
 
-    def _close_pass(self) -> None:
-        """Settles a loop that was left by `break`."""
+    def close_pass(self) -> None:
+        """Settles a loop that was left by `break`, which only a single virtual worker may do."""
         current = self._pass
-        check_whole_round(current)
-        if current is not None:
-            if self.engine.turn is not None:
-                current.complete_round()
-            if not current.ended:
-                current.end(completed=True)
+        if current is None:
+            return
+        check_not_left_by_break(current, self.size)
+        if self.engine.turn is not None:
+            current.complete_round()
+        if not current.ended:
+            current.end(completed=True)
 
     def begin_round(self) -> None:
         """Starts a step: the workers' wishes and fingerprints travel while it runs."""
@@ -404,17 +412,35 @@ class Session:
             self._account()
             raise Interrupted
         if agreed[CHECKPOINT]:
-            self._wants[CHECKPOINT] = 0
-            self._write(self._checkpoint_path or Path(env.run_dir or ".") / folder_name(self.step))
+            self._write_requested()
         if agreed[STOP] or (env.steps and self.step >= env.steps):
             self.finishing = True
+            self._serve_late_wishes()
             self._write_final()  # here, while it is known where in the pass training stands
         elif stepped and env.stop_at and self.step >= env.stop_at:
+            self._serve_late_wishes()
             self._write(Path(env.handover_dir))
             self._account()
             raise HandedOver
         if stepped and not self.finishing and env.checkpoint_every and self.step % env.checkpoint_every == 0:
             self._write(Path(env.checkpoint_dir) / folder_name(self.step))
+
+    def _serve_late_wishes(self) -> None:
+        """What was asked for in the last step of this generation, for which no further step comes to agree on it."""
+        wishes = torch.tensor(self._wants, dtype=torch.int64)
+        if self._group is not None:
+            self._group.max_async(wishes).wait()
+        self._wants[STOP] = int(wishes[STOP])
+        if wishes[CHECKPOINT]:
+            self._write_requested()
+
+    def _write_requested(self) -> None:
+        """The checkpoint that some worker asked for with session.checkpoint(path)."""
+        self._wants[CHECKPOINT] = 0
+        asked = str(self._checkpoint_path or "").encode()
+        paths = [asked] if self._group is None else self._group.gather_bytes(asked)
+        self._checkpoint_path = None
+        self._write(Path(next(path for path in paths if path).decode()))
 
     def _account(self) -> None:
         self._flush_step()
@@ -433,7 +459,7 @@ class Session:
     def _flush_step(self) -> None:
         if self._unsent is not None:
             step, epoch, values = self._unsent
-            self.events.emit("step", step=step, epoch=epoch, log={k: float(v) for k, v in values.items()})
+            self.events.emit("step", step=step, epoch=epoch, log=numbers_among(values))
             self._unsent = None
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -462,6 +488,7 @@ class Session:
             "engine": engine.shared_state(),
             "step": self.step,
             "epoch": self.epoch,
+            "stop": self._wants[STOP],
             "loaders": [
                 loader.state(active=self._pass is not None and self._pass.loader is loader) for loader in self._loaders
             ],
@@ -511,6 +538,7 @@ class Session:
             self._meet()
         if not self.finishing:
             self._write_final()
+        self._over = True
         self._flush_step()
         self.events.emit("finished", step=self.step, epoch=self.epoch, reason=self.stop_reason)
 
@@ -525,6 +553,15 @@ class Session:
             loader.feed.shut_down()
         if self.recorder is not None:
             self.recorder.close()
+
+
+def numbers_among(values: dict[str, Any]) -> dict[str, float]:
+    """What of logged values can be shown as numbers; logging must never end a training run."""
+    found: dict[str, float] = {}
+    for name, value in list(values.items())[:MOST_LOGGED]:
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            found[name[:40]] = float(value)
+    return found
 
 
 def current() -> Session | None:

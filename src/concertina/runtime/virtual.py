@@ -409,10 +409,11 @@ class VirtualEngine:
 
     def _watch_outputs(self, output: Any) -> None:
         """Without hooks on parameters, the first gradient at an output tells that a backward has begun."""
-        watched = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
+        leaves = tree_leaves(output)
+        watched = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
         for tensor in watched:
             tensor.register_hook(self._on_output_grad)
-        if not watched:
+        if not watched or not all(isinstance(x, Tensor | int | float | str | None) for x in leaves):
             self._outputs_are_tensors = False
             self._hang_on_params()
 

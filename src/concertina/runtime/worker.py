@@ -89,6 +89,10 @@ def _hint(error: BaseException) -> str:
         return "the script uses torch.distributed itself; virtual workers cannot wait for each other inside a step"
     if "No inf checks were recorded for this optimizer" in text:
         return "give the GradScaler to session.prepare() together with the optimizer"
+    if "nested_tensorlist" in text:
+        return "gradients exist in the last turn of a step only: clip them under `if session.is_last_turn:`"
+    if "Connection closed by peer" in text:
+        return "the connection to another worker broke: that worker has ended"
     if "does not have a deterministic implementation" in text:
         return "replace that operation, or run with --level D0 and without the promise of equal bits"
     return ""
@@ -111,6 +115,11 @@ def _close_session(code: int, events: EventPipe) -> int:
             events.emit("failed", error="the script never called concertina.join()", usage=True, kind="UsageError")
             return EXIT_USAGE
         return code
+    if code == EXIT_OK:
+        try:
+            current.close_pass()
+        except BaseException as error:
+            code = _explain(error, events)
     with contextlib.suppress(Exception):
         current.close()
     return code

@@ -1,0 +1,117 @@
+"""What a script asks of its session keeps its meaning at every number of workers and across changes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from concertina.backends.local import LocalBackend
+from concertina.runner import Report, RunSettings, parse_changes, run
+from conftest import SMALL
+
+PREPARED = SMALL + "model, optimizer = session.prepare(model, optimizer)\nloader = session.loader(data, batch_size=4)\n"
+STEP = ["loss = (model(x) - y).square().mean()", "loss.backward()", "optimizer.step()", "optimizer.zero_grad()"]
+SAVE = """
+if session.is_main:
+    torch.save({"model": model.state_dict(), "step": session.step, "extra": extra}, sys.argv[1])
+"""
+
+
+def job(*lines: str, head: str = "", top: str = "pass", after: str = "pass", extra: str = "0") -> str:
+    """A script whose loop body is a step and then `lines`."""
+    inside = "".join(f"        {line}\n" for line in [*STEP, *lines])
+    loop = f"for epoch in session.epochs(3):\n    {top}\n    for x, y in loader:\n{inside}    {after}\n"
+    return PREPARED + head + loop + f"extra = {extra}\n" + SAVE
+
+
+def result(text: str, script, backend: LocalBackend, folder: Path, workers: int, changes: str = "", **more) -> tuple:
+    name = f"{workers}-{changes}".replace(",", "_")
+    out = folder / f"{name}.pt"
+    settings = RunSettings(
+        script=script(text, name=f"{name}.py"),
+        args=[str(out)],
+        virtual=4,
+        workers=workers,
+        changes=parse_changes(changes),
+        run_dir=folder / f"run-{name}",
+        **more,
+    )
+    report: Report = run(settings, backend=backend)
+    return report, torch.load(out)
+
+
+def equal(a: object, b: object) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+AVERAGE = """
+average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+session.register("average", average)
+"""
+
+SAME_AT_ANY_SIZE = {
+    "a stop asked for in the step before a change": job("if loader.index == 1 and epoch == 0: session.stop('enough')"),
+    "a stop asked for by one virtual worker": job("if session.rank == 3 and session.step == 5: session.stop('enough')"),
+    "an average of the weights": job(
+        "average.update_parameters(model)", head=AVERAGE, extra="{k: v for k, v in average.state_dict().items()}"
+    ),
+    "something done once per step": job(
+        "if session.is_last_turn: count += 1", head="count = torch.zeros(())\n"
+        "class Count:\n    def state_dict(self): return {'n': count}\n"
+        "    def load_state_dict(self, s): count.copy_(s['n'])\n"
+        "session.register('count', Count())\n",
+        extra="count",
+    ),
+    "the learning rate changed above the inner loop": job(top="optimizer.param_groups[0]['lr'] *= 0.5"),
+    "evaluation between the loops": job(
+        after="with torch.no_grad(), torch.random.fork_rng(): model.eval()(torch.randn(4, 8)); model.train()"
+    ),
+    "random numbers drawn before the first loop": job(head="torch.rand(3)\n"),
+    "two passes in an epoch": job(after="[None for x, y in ()]").replace(
+        "    for x, y in loader:\n", "    for x, y in __import__('itertools').chain(loader, loader):\n"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", sorted(SAME_AT_ANY_SIZE))
+def test_a_script_means_the_same_at_any_size(what: str, script, backend: LocalBackend, tmp_path: Path) -> None:
+    text = SAME_AT_ANY_SIZE[what]
+    _, wanted = result(text, script, backend, tmp_path, 4)
+    for workers, changes in ((1, ""), (2, "2=3,5=1,6=4")):
+        _, got = result(text, script, backend, tmp_path, workers, changes)
+        assert equal(got, wanted), f"{workers} workers, {changes or 'fixed'}"
+
+
+def test_a_checkpoint_asked_for_by_any_virtual_worker_is_written_and_resumes(
+    script, backend: LocalBackend, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    text = job(f"if session.rank == 3 and session.step == 4: session.checkpoint({str(saved)!r})")
+    _, wanted = result(text, script, backend, tmp_path, 2)
+    manifest = json.loads((saved / "manifest.json").read_text())
+    assert (manifest["step"], manifest["virtual"]) == (6, 4)
+    (tmp_path / "again").mkdir()
+    _, got = result(text, script, backend, tmp_path / "again", 3, resume=saved)
+    assert equal(got, wanted)
+
+
+def test_a_checkpoint_asked_for_in_the_last_step_is_written(script, backend: LocalBackend, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    text = job(f"if session.step == 2: session.checkpoint({str(saved)!r})")
+    result(text, script, backend, tmp_path, 2, steps=3)
+    assert json.loads((saved / "manifest.json").read_text())["step"] == 3
+
+
+def test_logging_never_ends_a_run(script, backend: LocalBackend, tmp_path: Path) -> None:
+    odd = "session.log(phase='train', vector=torch.ones(3), none=None, **{f'n{i}': i for i in range(300)})"
+    report, _ = result(job(odd), script, backend, tmp_path, 2)
+    assert report.steps == 12
+
+
+def test_a_job_of_one_virtual_worker_may_break(script, backend: LocalBackend, tmp_path: Path) -> None:
+    text = job("if loader.index == 1: break")
+    settings = RunSettings(script=script(text), args=[str(tmp_path / "x.pt")], run_dir=tmp_path / "run")
+    assert run(settings, backend=backend).steps == 6
