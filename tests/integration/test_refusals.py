@@ -175,6 +175,19 @@ REFUSED = {
         body(LOSS, "loss.backward()", "nn.utils.clip_grad_value_(model.parameters(), 1.0)"),
         "clip them under `if session.is_last_turn:`",
     ),
+    "a buffer that is made later": (
+        SMALL + "model.register_buffer('late', None)\n"
+        "model.register_forward_pre_hook(lambda m, a: setattr(m, 'late', torch.ones(2)))\n"
+        + PREPARED.removeprefix(SMALL) + LOOP,
+        "the model had 0 buffers at prepare() and has 1 now",
+    ),
+    "a dataset with a generator per data worker": (
+        SMALL + "class Own(TensorDataset): pass\nown = Own(*data.tensors)\n"
+        "model, optimizer = session.prepare(model, optimizer)\n"
+        "loader = session.loader(own, batch_size=4, num_workers=1, worker_init_fn=lambda w: setattr(own, 'rng', w))\n"
+        + LOOP,
+        "worker_init_fn gives the dataset a state of its own (rng)",
+    ),
     "a checkpoint after the end": (TRAIN + "session.checkpoint('here')", "session.checkpoint() after the last epoch"),
     "create_graph": (body(LOSS, "loss.backward(create_graph=True)", "optimizer.step()"), "create_graph=True"),
     "a collective in the loss": (

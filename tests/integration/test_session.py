@@ -69,6 +69,14 @@ SAME_AT_ANY_SIZE = {
     "evaluation between the loops": job(
         after="with torch.no_grad(), torch.random.fork_rng(): model.eval()(torch.randn(4, 8)); model.train()"
     ),
+    "evaluation that draws": job(
+        after="with session.aside(): [0 for _ in torch.utils.data.DataLoader(data, shuffle=True)]"
+    ),
+    "accumulated gradients cleared between epochs": job(after="model.zero_grad()").replace(
+        "        loss = ", "        if loader.index == 3: session.no_sync().__enter__()\n        loss = "
+    ).replace("        optimizer.step()\n        optimizer.zero_grad()\n",
+              "        if loader.index < 3: optimizer.step(); optimizer.zero_grad()\n"
+              "        session.engine.sync_allowed = True\n"),
     "random numbers drawn before the first loop": job(head="torch.rand(3)\n"),
     "two passes in an epoch": job(after="[None for x, y in ()]").replace(
         "    for x, y in loader:\n", "    for x, y in __import__('itertools').chain(loader, loader):\n"

@@ -28,6 +28,7 @@ class FlatBuffers:
                     seen.add(id(buffer))
                     self._homes.append((module, name))
                     self.names.append(f"{prefix}.{name}" if prefix else name)
+        self._modules = [module for module in model.modules() if module._buffers]
         self.flats: list[Tensor] = []
         self._live: list[Tensor] = []
         self._where: list[tuple[int, int]] = []  # (flat, offset) by buffer
@@ -37,7 +38,7 @@ class FlatBuffers:
         return bool(self._live)
 
     def _current(self) -> list[Tensor]:
-        found = [module._buffers[name] for module, name in self._homes]
+        found = [module._buffers.get(name) for module, name in self._homes]
         return [buffer for buffer in found if buffer is not None]
 
     def _flatten(self) -> None:
@@ -68,7 +69,13 @@ class FlatBuffers:
     def adopt_reassigned(self) -> None:
         """Takes up buffers that user code replaced (`self.mean = new`) instead of changing in place."""
         current = self._current()
-        changed = [i for i, (new, old) in enumerate(zip(current, self._live, strict=True)) if new is not old]
+        seen = {id(b) for module in self._modules for b in module._buffers.values() if b is not None}
+        if len(seen) != len(self._live):
+            raise UnsupportedScript(
+                f"the model had {len(self._live)} buffers at prepare() and has {len(seen)} now: make every buffer in "
+                "the constructor, with its final shape"
+            )
+        changed = [i for i, (new, old) in enumerate(zip(current, self._live, strict=False)) if new is not old]
         if not changed:
             return
         same_kind = all(

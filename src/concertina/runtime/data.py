@@ -240,7 +240,11 @@ class Feed:
             made = fetch(self.dataset, self._cuts[v][batch], self._collate)
             return _pin(made) if self.options.pin_memory and torch.cuda.is_available() else made
         assert self._iterator is not None
-        made, state = next(self._iterator)
+        try:
+            made, state = next(self._iterator)
+        except UnsupportedScript as refusal:  # DataLoader has wrapped it into a traceback
+            sentence = str(refusal).strip().splitlines()[-1].partition("UnsupportedScript: ")[2]
+            raise UnsupportedScript(sentence or str(refusal)) from None
         self.lanes[v, batch % self.options.num_workers] = state
         return made
 

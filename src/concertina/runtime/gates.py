@@ -45,11 +45,8 @@ def gate_optimizer(optimizer: Optimizer, engine: VirtualEngine) -> None:
     def watched_zero_grad(set_to_none: bool = True) -> None:
         zero_grad(set_to_none=set_to_none)
         turn = engine.turn
-        if turn is None:
-            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            engine.clear_accumulated(held, set_to_none)
         if turn is not None and set_to_none and not turn.backward_done:
-            turn.cleared_by.add(number)
+            engine.contexts[turn.virtual_worker].cleared_by.add(number)
 
     # A bound method, since a scheduler that is made later looks for one; setattr, since mypy rightly objects otherwise.
     setattr(optimizer, "step", types.MethodType(gated_step, optimizer))  # noqa: B010

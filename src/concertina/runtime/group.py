@@ -15,7 +15,7 @@ from torch import Tensor
 
 from concertina.runtime.torch_internals import gloo_group
 
-TIMEOUT = timedelta(seconds=300)  # a worker may compute this long between two meetings
+TIMEOUT = timedelta(minutes=30)  # as long as DDP: one worker may evaluate for long while the others wait
 THREADS = 2  # of gloo, per group
 
 

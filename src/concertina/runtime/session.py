@@ -294,6 +294,16 @@ class Session:
         finally:
             engine.sync_allowed = before
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Code outside the loop that may draw random numbers (evaluation, samples to look at) without any effect on
+        training: Python's, NumPy's and torch's random states are afterwards what they were before."""
+        before = RandomState.capture()
+        try:
+            yield
+        finally:
+            before.restore()
+
     def log(self, **values: Any) -> None:
         """Numbers of the current step; those of virtual worker 0 appear in the event stream."""
         if self.recorder is not None and self._engine is not None and self._engine.turn is not None:

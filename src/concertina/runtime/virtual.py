@@ -35,6 +35,7 @@ class VirtualContext:
     buffers: Saved
     grads: list[Tensor | None] | None = None  # accumulated under no_sync, not yet reduced
     in_bucket: list[bool] | None = None  # which of these DDP would have accumulated in the bucket's own memory
+    cleared_by: set[int] = field(default_factory=set)  # optimizers that set gradients to None since the last reduction
     used: list[bool] = field(default_factory=list)  # parameters that had a gradient since the last reduction
 
 
@@ -52,7 +53,6 @@ class Turn:
     watching: bool = False  # a backward has begun
     backward_done: bool = False
     stepped: bool = False
-    cleared_by: set[int] = field(default_factory=set)  # optimizers that set gradients to None before backward
 
 
 class InertHook:
@@ -116,6 +116,7 @@ class VirtualEngine:
         self._reducer = make_reducer(self.layout)
         self._stale_reducer = False
         self._param_hooks: list[Any] = []
+        self._shown: list[tuple[Tensor | None, int | None]] | None = None  # accumulated gradients seen outside the loop
         self._apart = False  # virtual workers have random states of their own
         self._resident: int | None = None  # the virtual worker whose random state and buffers are live
         self._outputs_are_tensors = True  # so that the start of a backward can be seen at the model's output
@@ -187,6 +188,7 @@ class VirtualEngine:
         """Outside the loop, code runs as the first local virtual worker: on the main worker, as virtual worker 0."""
         self._make_resident(min(self.contexts))
         self._save_resident()
+        self._show_accumulated()
 
     def come_inside(self) -> None:
         """Before a pass: what was drawn outside the loop must not belong to some virtual workers only.
@@ -195,30 +197,45 @@ class VirtualEngine:
         of a DDP job runs, so all of them move on. Later each would have to draw from its own state, which code that
         runs once per worker cannot do.
         """
+        self._take_back_accumulated()
         home = self.contexts[min(self.contexts)]
         before, now = home.random, RandomState.capture()
         if self.virtual == 1 or now.same_as(before):
             return
         if self._apart:
             raise UnsupportedScript(
-                "random numbers were drawn outside the loop (a plain DataLoader draws a seed whenever it is iterated): "
-                "under DDP every rank would draw its own. Put that code under torch.random.fork_rng(), or give the "
-                "DataLoader its own generator=torch.Generator()"
+                "random numbers were drawn outside the loop, where a worker stands for several ranks (iterating a plain "
+                "DataLoader draws a seed, too): put that code under `with session.aside():`, which leaves every random "
+                "state as it was, and draw what the job is made of before session.seed()"
             )
         for context in self.contexts.values():
             context.random = now
 
-    def clear_accumulated(self, params: set[int], set_to_none: bool) -> None:
-        """zero_grad() outside a turn reaches what virtual workers have accumulated."""
-        for context in self.contexts.values():
-            for i, p in enumerate(self.params):
-                if context.grads is None or id(p) not in params:
-                    continue
-                grad = context.grads[i]
-                if set_to_none:
-                    context.grads[i] = None
-                elif grad is not None:
-                    grad.zero_()
+    def _show_accumulated(self) -> None:
+        """Outside the loop, `.grad` is what the first local virtual worker has accumulated."""
+        grads = self.contexts[min(self.contexts)].grads
+        if grads is not None:
+            for p, g in zip(self.params, grads, strict=True):
+                p.grad = g
+            self._shown = [(g, None if g is None else g._version) for g in grads]
+
+    def _take_back_accumulated(self) -> None:
+        """What was cleared or zeroed outside the loop is cleared or zeroed for every virtual worker."""
+        shown, self._shown = self._shown, None
+        if shown is None:
+            return
+        for i, (p, (grad, version)) in enumerate(zip(self.params, shown, strict=True)):
+            now, p.grad = p.grad, None
+            if grad is None or (now is grad and grad._version == version):
+                continue
+            if now is not None and bool(now.any()):
+                raise UnsupportedScript(
+                    f"the gradient of {self.names[i]} was changed outside the loop; only clear it there"
+                )
+            for context in self.contexts.values():
+                if context.grads is not None:
+                    kept = context.grads[i]
+                    context.grads[i] = None if now is None or kept is None else kept.zero_()
 
     def draw_as(self, v: int) -> None:
         """Random numbers drawn from now on, between rounds, are virtual worker v's."""
@@ -461,7 +478,7 @@ class VirtualEngine:
         call_after_backward(self._on_backward_end)
 
     def _all_cleared(self, turn: Turn) -> bool:
-        return self.covers_all_params and len(turn.cleared_by) == self.optimizers
+        return self.covers_all_params and len(self.contexts[turn.virtual_worker].cleared_by) == self.optimizers
 
     def _take(self, v: int, index: int, param: Tensor) -> None:
         """Moves a gradient, scaled as DDP scales it, from the parameter into its bucket."""
@@ -548,6 +565,7 @@ class VirtualEngine:
             self._first_order = turn.ready_order + missing
         if self._all_cleared(turn):
             self._clears_first = True
+        self.contexts[turn.virtual_worker].cleared_by = set()
         if turn.is_last:
             self._reduce()
 
@@ -625,6 +643,7 @@ class VirtualEngine:
             "buffers": context.buffers,
             "grads": context.grads,
             "in_bucket": context.in_bucket,
+            "cleared_by": sorted(context.cleared_by),
             "used": context.used,
         }
 
@@ -634,7 +653,12 @@ class VirtualEngine:
             grads = [None if g is None else g.clone().to(p.device) for g, p in zip(grads, self.params, strict=True)]
         buffers = [t.clone().to(flat.device) for t, flat in zip(state["buffers"], self.buffers.flats, strict=True)]
         self.contexts[v] = VirtualContext(
-            RandomState.load(state["random"]), buffers, grads, state["in_bucket"], list(state["used"])
+            RandomState.load(state["random"]),
+            buffers,
+            grads,
+            state["in_bucket"],
+            set(state["cleared_by"]),
+            list(state["used"]),
         )
         self._apart = True
         self._resident = None
