@@ -179,6 +179,7 @@ class Run:
         self._log_dir.mkdir(exist_ok=True)
         self._own_backend = backend is None
         self._backend = backend or LocalBackend.open(self._log_dir, settings.threads)
+        self.on_idle: Callable[[], None] = lambda: None  # called several times a second
         self._samples = SampleBook()
         self._resume = settings.resume
         self._last_step_at = 0.0
@@ -287,6 +288,7 @@ class Run:
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             found.append(machine.InterruptAsked())  # asked long enough
             self._kill_at = None
+        self.on_idle()
         for event in self._backend.events(POLL_SECONDS):
             self._note(event)
             self._tell(event)

@@ -188,6 +188,14 @@ REFUSED = {
         + LOOP,
         "worker_init_fn gives the dataset a state of its own (rng)",
     ),
+    "weights changed by hand in every turn": (
+        body(LOSS, "loss.backward()", "optimizer.step()", "with torch.no_grad(): model[0].weight.mul_(0.9)"),
+        "parameters are changed in the loop body by hand",
+    ),
+    "a learning rate that decays in every turn": (
+        body(LOSS, "loss.backward()", "optimizer.step()", "optimizer.param_groups[0]['lr'] *= 0.9"),
+        "the learning rate is changed after optimizer.step() in the loop body by hand",
+    ),
     "a checkpoint after the end": (TRAIN + "session.checkpoint('here')", "session.checkpoint() after the last epoch"),
     "create_graph": (body(LOSS, "loss.backward(create_graph=True)", "optimizer.step()"), "create_graph=True"),
     "a collective in the loss": (
@@ -240,7 +248,7 @@ def test_another_environment_is_refused_by_name(script, backend: LocalBackend, t
 
 def test_replicas_that_diverge_are_found_at_once(script, backend: LocalBackend, tmp_path: Path) -> None:
     meddling = """
-        if not session.is_main and session.step == 2:
+        if not session.is_main and session.step == 2 and session.is_last_turn:
             with torch.no_grad(): model[2].weight.add_(1e-7)
 """
     text = TRAIN.replace("        session.log(loss=loss)", meddling)

@@ -77,6 +77,9 @@ SAME_AT_ANY_SIZE = {
     ).replace("        optimizer.step()\n        optimizer.zero_grad()\n",
               "        if loader.index < 3: optimizer.step(); optimizer.zero_grad()\n"
               "        session.engine.sync_allowed = True\n"),
+    "processes of the script's own": job(
+        head="import multiprocessing as mp\nwith mp.get_context('fork').Pool(2) as pool: pool.map(abs, [1, 2])\n"
+    ),
     "random numbers drawn before the first loop": job(head="torch.rand(3)\n"),
     "two passes in an epoch": job(after="[None for x, y in ()]").replace(
         "    for x, y in loader:\n", "    for x, y in __import__('itertools').chain(loader, loader):\n"

@@ -86,7 +86,7 @@ def run(
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for logs. Default: below the user's state folder.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what the script itself prints.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only what the script itself prints.")] = False,
 ) -> None:
     """Train a script on this machine, on any number of workers, with the bits that DDP would give."""
     changes = parse_changes(resize)
@@ -130,9 +130,10 @@ def _run_and_show(settings: RunSettings, events: Path | None, steps: int, quiet:
         display = stack.enter_context(Display(steps, quiet, sink))
         job = stack.enter_context(Run(settings, display))
         display.job = job
+        job.on_idle = display.forward_output
         stack.enter_context(_interruptible(job))
         result = job.to_end()
-        display.forward_output()
+        display.forward_output(to_the_end=True)
         display.close_story(result)
         return result
 
@@ -211,7 +212,7 @@ class Display:
             self._sink.flush()
         kind = event["event"]
         if kind == "generation_started":
-            self.forward_output()
+            self.forward_output(to_the_end=True)
             self._generation, self._read = event["generation"], 0
             self._say(f"step {event['step']}: {event['reason']}")
             self._progress.update(self._task, description=f"{event['workers']} workers")
@@ -223,8 +224,8 @@ class Display:
         if kind in ("step", "worker_exited", "epoch"):
             self.forward_output()
 
-    def forward_output(self) -> None:
-        """Shows what the main worker's script has printed since."""
+    def forward_output(self, to_the_end: bool = False) -> None:
+        """Shows what the main worker's script has printed since: whole lines, and at the end what is left."""
         if self.job is None:
             return
         path = self.job.log_path(self._generation, 0)
@@ -233,7 +234,7 @@ class Display:
         with path.open("rb") as file:
             file.seek(self._read)
             text = file.read()
-        whole = text.rfind(b"\n") + 1
+        whole = len(text) if to_the_end else text.rfind(b"\n") + 1
         if whole:
             self._read += whole
             sys.stdout.write(text[:whole].decode(errors="replace"))

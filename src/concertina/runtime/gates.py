@@ -21,6 +21,7 @@ from concertina.runtime.virtual import VirtualEngine
 def gate_optimizer(optimizer: Optimizer, engine: VirtualEngine) -> None:
     number = engine.optimizers
     engine.optimizers += 1
+    engine.stepping.append(optimizer)
     step, zero_grad = optimizer.step, optimizer.zero_grad
 
     @functools.wraps(getattr(step, "__func__", step))
@@ -34,6 +35,7 @@ def gate_optimizer(optimizer: Optimizer, engine: VirtualEngine) -> None:
             return step()
         engine.turn.stepped = True
         if not engine.turn.is_last:
+            engine.turn.rates_at_step = engine.learning_rates()
             return None
         if not engine.step_done:
             raise UsageError(

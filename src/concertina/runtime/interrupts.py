@@ -1,5 +1,6 @@
 """Ends of a worker's run that are neither success nor failure, and the request to stop."""
 
+import os
 import signal
 from types import FrameType
 
@@ -25,10 +26,17 @@ class StopRequest:
     def install(self) -> None:
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for whoever started us
+        os.register_at_fork(after_in_child=_signals_as_usual)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _signals_as_usual() -> None:
+    """A script's own child processes must end when they are told to."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 stop_request = StopRequest()

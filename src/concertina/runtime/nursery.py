@@ -77,7 +77,7 @@ class Nursery:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for fd in (self._wake_read, self._wake_write):
                 os.close(fd)
-            log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
             nothing = os.open(os.devnull, os.O_RDONLY)
             os.dup2(nothing, 0)
             os.dup2(log, 1)

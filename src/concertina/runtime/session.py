@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from concertina.runtime.digest import ParameterDigest
 from concertina.runtime.events import EventPipe
 from concertina.runtime.gates import gate_average, gate_optimizer, gate_scaler, gate_scheduler
 from concertina.runtime.group import Group
-from concertina.runtime.interrupts import HandedOver, Interrupted, stop_request
+from concertina.runtime.interrupts import EndOfRun, HandedOver, Interrupted, stop_request
 from concertina.runtime.loader import Pass, SessionLoader, check_not_left_by_break
 from concertina.runtime.prepared import Prepared
 from concertina.runtime.recorder import Recorder
@@ -87,6 +87,7 @@ class Session:
         self.epoch = 0
         self.finishing = False
         self.stop_reason = ""
+        self.end: EndOfRun | None = None  # why this generation left the loop
 
     # -- who and where -----------------------------------------------------------------------------------------------
 
@@ -420,7 +421,7 @@ class Session:
         if agreed[INTERRUPT]:
             self._write_final()
             self._account()
-            raise Interrupted
+            self._leave(Interrupted())
         if agreed[CHECKPOINT]:
             self._write_requested()
         if agreed[STOP] or (env.steps and self.step >= env.steps):
@@ -431,9 +432,14 @@ class Session:
             self._serve_late_wishes()
             self._write(Path(env.handover_dir))
             self._account()
-            raise HandedOver
+            self._leave(HandedOver())
         if stepped and not self.finishing and env.checkpoint_every and self.step % env.checkpoint_every == 0:
             self._write(Path(env.checkpoint_dir) / folder_name(self.step))
+
+    def _leave(self, end: EndOfRun) -> NoReturn:
+        """Out of the user's loop; remembered, should the script catch what it ought to let pass."""
+        self.end = end
+        raise end
 
     def _serve_late_wishes(self) -> None:
         """What was asked for in the last step of this generation, for which no further step comes to agree on it."""

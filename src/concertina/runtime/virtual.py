@@ -53,6 +53,8 @@ class Turn:
     watching: bool = False  # a backward has begun
     backward_done: bool = False
     stepped: bool = False
+    versions: int = 0  # of all parameters at the beginning
+    rates_at_step: list[float] | None = None  # learning rates when the optimizer was asked to step
 
 
 class InertHook:
@@ -107,6 +109,7 @@ class VirtualEngine:
         self.syncs_buffers = True  # DDP's flag, as it stands before the coming round
         self.step_done = False  # the current round has reduced its gradients
         self.optimizers = 0
+        self.stepping: list[torch.optim.Optimizer] = []  # the prepared optimizers
         self.covers_all_params = False
         self.observer: Callable[[int, int, Tensor], None] | None = None  # (virtual worker, parameter, gradient)
         self.on_enter: Callable[[Turn], None] | None = None
@@ -229,9 +232,7 @@ class VirtualEngine:
             if grad is None or (now is grad and grad._version == version):
                 continue
             if now is not None and bool(now.any()):
-                raise UnsupportedScript(
-                    f"the gradient of {self.names[i]} was changed outside the loop; only clear it there"
-                )
+                raise UnsupportedScript(f"the gradient of {self.names[i]} was changed outside the loop: only clear it")
             for context in self.contexts.values():
                 if context.grads is not None:
                     kept = context.grads[i]
@@ -341,6 +342,8 @@ class VirtualEngine:
         self._pending = [len(members) for members in self.layout.buckets]
         self._filling = {}
         self.turn = Turn(virtual_worker, virtual_worker == self.order[-1], self.syncs_buffers)
+        if not self.turn.is_last:
+            self.turn.versions = self._versions()
         if self.on_enter is not None:
             self.on_enter(self.turn)
 
@@ -356,6 +359,8 @@ class VirtualEngine:
             )
         context = self.contexts[turn.virtual_worker]
         self._check_same_kind(turn)
+        if not turn.is_last:
+            self._check_nothing_stepped(turn)
         if not turn.backward_done:
             self._keep_accumulated(context)
         self.last_turn = turn
@@ -375,6 +380,26 @@ class VirtualEngine:
         self.leave()
         if self.last_turn is not None:
             self.syncs_buffers = self.last_turn.syncs_buffers_next
+
+    def _versions(self) -> int:
+        """Grows with every change of a parameter in place."""
+        return sum(p._version for p in self.params)
+
+    def learning_rates(self) -> list[float]:
+        return [float(group["lr"]) for o in self.stepping for group in o.param_groups if "lr" in group]
+
+    def _check_nothing_stepped(self, turn: Turn) -> None:
+        """Before the last turn nothing may happen that belongs to a step, since it would happen once per turn."""
+        changed = ""
+        if self._versions() != turn.versions:
+            changed = "parameters are changed"
+        elif turn.rates_at_step is not None and turn.rates_at_step != self.learning_rates():
+            changed = "the learning rate is changed after optimizer.step()"
+        if changed:
+            raise UnsupportedScript(
+                f"{changed} in the loop body by hand, which runs once per virtual worker: put that under "
+                "`if session.is_last_turn:`, where it happens once per step"
+            )
 
     def _check_same_kind(self, turn: Turn) -> None:
         other = self.last_turn

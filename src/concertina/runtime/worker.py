@@ -16,7 +16,7 @@ from concertina.core.errors import ConcertinaError, EnvironmentMismatch, UsageEr
 from concertina.core.messages import EXIT_FAILED, EXIT_HANDED_OVER, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from concertina.runtime import session as session_module
 from concertina.runtime.events import EventPipe
-from concertina.runtime.interrupts import HandedOver, Interrupted, stop_request
+from concertina.runtime.interrupts import EndOfRun, HandedOver, stop_request
 
 
 def run_script(script: str, args: list[str]) -> int:
@@ -30,10 +30,8 @@ def run_script(script: str, args: list[str]) -> int:
     code = EXIT_OK
     try:
         runpy.run_path(script, run_name="__main__")
-    except HandedOver:
-        code = EXIT_HANDED_OVER
-    except Interrupted:
-        code = EXIT_INTERRUPTED
+    except EndOfRun:
+        pass  # _close_session knows how it ended
     except SystemExit as end:
         code = _code_of(end)
     except BaseException as error:
@@ -115,7 +113,9 @@ def _close_session(code: int, events: EventPipe) -> int:
             events.emit("failed", error="the script never called concertina.join()", usage=True, kind="UsageError")
             return EXIT_USAGE
         return code
-    if code == EXIT_OK:
+    if current.end is not None:
+        code = EXIT_HANDED_OVER if isinstance(current.end, HandedOver) else EXIT_INTERRUPTED
+    elif code == EXIT_OK:
         try:
             current.close_pass()
         except BaseException as error:
