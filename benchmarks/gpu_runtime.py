@@ -1,7 +1,8 @@
 """Virtual workers against plain gradient accumulation over the same micro-batches, on one GPU, in one process.
 
     python -m benchmarks.gpu_runtime MODEL P      one measurement, as JSON (what the other call starts)
-    python -m benchmarks.gpu_runtime all          all of them, and the table for docs/results/runtime.md
+    python -m benchmarks.gpu_runtime all          all of them (or those of the models named), as the table of
+                                                  docs/results/runtime.md
 
 Blocks of steps alternate, and the median step of each side is compared. Peak memory of accumulation is taken before
 the session exists.
@@ -65,13 +66,15 @@ def measure(name: str, virtual: int) -> dict[str, Any]:
         torch.cuda.synchronize()
         virtual_s = (time.perf_counter() - began) / steps
         virtual_peak = max(virtual_peak, torch.cuda.max_memory_allocated() / MIB)
-        began = time.perf_counter()
-        for _ in range(steps):
-            accumulate()
-        torch.cuda.synchronize()
+        with session.aside():  # its dropout draws from no virtual worker's random state
+            began = time.perf_counter()
+            for _ in range(steps):
+                accumulate()
+            torch.cuda.synchronize()
+            accumulation_s = (time.perf_counter() - began) / steps
         if epoch >= 2:
             times["virtual"].append(virtual_s)
-            times["accumulation"].append((time.perf_counter() - began) / steps)
+            times["accumulation"].append(accumulation_s)
     per_micro = {side: 1000 * statistics.median(values) / virtual for side, values in times.items()}
     return {
         "model": name,
@@ -96,9 +99,9 @@ def _peak_of(step: Any) -> float:
     return torch.cuda.max_memory_allocated() / MIB
 
 
-def measure_all() -> None:
+def measure_all(names: tuple[str, ...] = MODELS) -> None:
     rows = []
-    for name in MODELS:
+    for name in names:
         for virtual in COUNTS:
             env = {**os.environ, "CONCERTINA_VIRTUAL": str(virtual)}
             command = [sys.executable, "-m", "benchmarks.gpu_runtime", name, str(virtual)]
@@ -121,6 +124,6 @@ def measure_all() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "all":
-        measure_all()
+        measure_all(tuple(sys.argv[2:]) or MODELS)
     else:
         print(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))

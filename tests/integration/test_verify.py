@@ -1,6 +1,7 @@
 """`concertina verify` on real scripts: one is right, each of the others has one fault planted in it."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,11 +64,23 @@ FAULTS = [
     ("carried_state", CauseKind.CARRIED_STATE, 1, "loss", "`average`", "average = 0.9 * average", ""),
     ("counting_dataset", CauseKind.DATA, 1, "batch", "`dataset.taken`", "self.taken += 1", ""),
     ("main_only", CauseKind.PARAMETERS, 5, "replica", "on some workers only", "if session.is_main", "0"),
-    ("clamp_in_body", CauseKind.PARAMETERS, 1, "params", "once per turn", "", "4"),
-    ("scheduler_forgotten", CauseKind.SETTINGS, 1, "settings", "`lr`", "", ""),
-    ("seeded_by_rank", CauseKind.WORKERS, 1, "random", "seed it differently", "", ""),
-    ("random_between_epochs", CauseKind.RANDOM_OUTSIDE, 5, "random", "outside the loop bodies", "", ""),
 ]
+
+REFUSED = [
+    ("clamp_in_body", "parameters are changed in the loop body by hand"),
+    ("scheduler_forgotten", "ExponentialLR acts on the prepared model but was not given to prepare()"),
+    ("seeded_by_rank", "session.rank before prepare()"),
+    ("random_between_epochs", "random numbers were drawn outside the loop"),
+]
+
+
+@pytest.mark.parametrize(("name", "sentence"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_a_fault_that_training_refuses_is_answered_with_its_sentence(
+    backend: LocalBackend, tmp_path: Path, name: str, sentence: str
+) -> None:
+    with pytest.raises(JobFailed, match=re.escape(sentence)) as refusal:
+        verify(name, backend, tmp_path)
+    assert refusal.value.exit_code == 2
 
 
 @pytest.mark.parametrize(

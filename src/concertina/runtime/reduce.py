@@ -62,6 +62,8 @@ class LocalFold:
         self._copies = [[bucket[v][0] for bucket in moves] for v in range(virtual)]  # by virtual worker and bucket
         self._adds = [[bucket[v][1] for bucket in moves] for v in range(virtual)]
         self._late_adds = [[pair for bucket in moves for pair in bucket[v][2]] for v in range(virtual)]
+        self._all_copies = [Moves(pair for bucket in self._copies[v] for pair in bucket) for v in range(virtual)]
+        self._all_adds = [Moves(pair for bucket in self._adds[v] for pair in bucket) for v in range(virtual)]
 
     def _plan(self, bucket: int) -> list[tuple["Moves", "Moves", "Moves"]]:
         """By virtual worker: what to copy when its term is complete, what to add then, and what to add at the end."""
@@ -96,14 +98,12 @@ class LocalFold:
     def all_ready(self, virtual_worker: int) -> None:
         """Like `ready` for every bucket, in a handful of calls."""
         if self._virtual > 1:
-            _carry_out(
-                Moves(pair for bucket in self._copies[virtual_worker] for pair in bucket),
-                Moves(pair for bucket in self._adds[virtual_worker] for pair in bucket),
-            )
+            _carry_out(self._all_copies[virtual_worker], self._all_adds[virtual_worker])
 
     def scale(self, factor: float) -> None:
-        """Multiplies the terms of all buckets."""
-        torch._foreach_mul_(self._terms, factor)
+        """Multiplies the terms of all buckets, one by one: `_foreach_mul_` rounds the factor to bfloat16 first."""
+        for term in self._terms:
+            term.mul_(factor)
 
     def finish(self) -> list[Tensor]:
         for v in range(self._virtual - 1, 0, -1):

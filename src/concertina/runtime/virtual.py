@@ -207,9 +207,9 @@ class VirtualEngine:
             return
         if self._apart:
             raise UnsupportedScript(
-                "random numbers were drawn outside the loop, where a worker stands for several ranks (iterating a plain "
-                "DataLoader draws a seed, too): put that code under `with session.aside():`, which leaves every random "
-                "state as it was, and draw what the job is made of before session.seed()"
+                "random numbers were drawn outside the loop, where a worker stands for several ranks (iterating a "
+                "plain DataLoader draws a seed, too): put that code under `with session.aside():`, which leaves every "
+                "random state as it was, and draw what the job is made of before session.seed()"
             )
         for context in self.contexts.values():
             context.random = now
@@ -529,24 +529,22 @@ class VirtualEngine:
     def _take_all(self, turn: Turn) -> None:
         """`_take` for all parameters at once, in a few calls of torch."""
         assert isinstance(self._reducer, LocalFold)
-        grads: list[Any] = [p.grad for p in self.params]
-        turn.ready = {i for i, g in enumerate(grads) if g is not None}
+        order = [i for bucket in self.layout.buckets for i in bucket]
+        grads: list[Any] = [self.params[i].grad for i in order]
+        turn.ready = {i for i, g in zip(order, grads, strict=True) if g is not None}
         if len(turn.ready) < len(grads) or self.options.gradient_as_bucket_view:
             taken, turn.ready = turn.ready, set()
             for i in sorted(taken):
                 turn.ready.add(i)
                 self._take(turn.virtual_worker, i, self.params[i])
             return
-        for i, grad in enumerate(grads):
+        for i, grad in zip(order, grads, strict=True):
             self._check_dense(i, grad)
-        views = [
-            view
-            for bucket in range(len(self.layout.buckets))
-            for view in self._filling.get(bucket) or self._open_bucket(turn.virtual_worker, bucket)
-        ]
-        torch._foreach_copy_(views, [grads[i] for bucket in self.layout.buckets for i in bucket])
-        if self.virtual > 1:
-            self._reducer.scale(1.0 / self.virtual)
+        if self.virtual == 1:
+            return  # a single term is the sum, where it is
+        views = [view for b in range(len(self.layout.buckets)) for view in self._open_bucket(turn.virtual_worker, b)]
+        torch._foreach_copy_(views, grads)
+        self._reducer.scale(1.0 / self.virtual)
         self._reducer.all_ready(turn.virtual_worker)
         for p in self.params:
             p.grad = None
@@ -560,11 +558,14 @@ class VirtualEngine:
             )
 
     def _open_bucket(self, v: int, bucket: int) -> list[Tensor]:
-        memory = self._reducer.buffer(v, bucket)
+        self._filling[bucket] = self._views_of(bucket, self._reducer.buffer(v, bucket))
+        return self._filling[bucket]
+
+    def _views_of(self, bucket: int, memory: Tensor) -> list[Tensor]:
+        """One view per parameter; reducers use the same memory at every step, so they are made once."""
         key = (memory.data_ptr(), bucket)
         if key not in self._views:
             self._views[key] = self.layout.views(bucket, memory)
-        self._filling[bucket] = self._views[key]
         return self._views[key]
 
     def _lives_in_bucket(self, index: int, grad: Tensor) -> bool:
@@ -597,8 +598,10 @@ class VirtualEngine:
     def _reduce(self) -> None:
         results = self._reducer.finish()
         used = self._usage()
+        if self.virtual == 1 and not self._param_hooks and not self.options.gradient_as_bucket_view:
+            results = []  # `_take_all` has left the gradients in place
         for b, flat in enumerate(results):
-            for i, view in zip(self.layout.buckets[b], self.layout.views(b, flat), strict=True):
+            for i, view in zip(self.layout.buckets[b], self._views_of(b, flat), strict=True):
                 if used is None or used[i]:
                     self.params[i].grad = view
                 else:  # nobody used it: DDP leaves what was there
