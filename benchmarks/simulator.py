@@ -331,7 +331,7 @@ def draw_rounds(found: dict[str, list[float]]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "concertina"
+    matplotlib.rcParams.update({"svg.hashsalt": "concertina", "svg.fonttype": "none"})
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 5))
