@@ -9,7 +9,9 @@ from concertina.policies.chronus import ChronusPolicy
 from concertina.policies.edf import EdfPolicy
 from concertina.policies.fifo import FifoPolicy
 from concertina.policies.gandiva import GandivaPolicy
+from concertina.policies.greedy import GreedyPolicy
 from concertina.policies.las import LasPolicy
+from concertina.policies.milp import MilpPolicy
 from concertina.policies.optimus import OptimusPolicy
 from concertina.policies.srtf import SrtfPolicy
 from concertina.policies.themis import ThemisPolicy
@@ -33,6 +35,8 @@ _ALL: tuple[Policy, ...] = (
     ChronusPolicy(),
     EdfPolicy(),
     OptimusPolicy(),
+    GreedyPolicy(),
+    MilpPolicy(),
 )
 
 POLICIES: dict[str, Policy] = {policy.name: policy for policy in _ALL}
