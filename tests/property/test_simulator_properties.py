@@ -28,7 +28,7 @@ FULL = Record(spans=True, load=True, decisions=True)
 CLUSTERS = ("1x4", "2x4", "3x8", "5x2", "2x4:A100,3x2:T4")
 GREEDY = ("srtf", "las", "tiresias", "tiresias-gittins", "themis", "chronus")
 """Policies that hand out gangs to whoever fits: work-conserving."""
-RESIZING = {"edf", "optimus", "greedy", "milp"}
+RESIZING = {"edf", "edf-elastic", "elasticflow", "greedy", "milp", "optimus"}
 """Policies that give jobs other sizes than they ask for."""
 COMMON = settings(max_examples=40, deadline=None)
 
