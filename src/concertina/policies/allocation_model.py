@@ -21,6 +21,10 @@ from concertina.policies.table import Floats, Ints
 
 PAPER_SIZES = (1, 2, 4, 8, 16)
 """The paper's legal numbers of nodes."""
+_NOTHING = 1e-12
+"""A gain for each node below which a move is rounding error."""
+_ROUNDING = 1e-6
+"""Of a bound, relative: a solver's tolerance."""
 
 
 class NoAllocationError(ConcertinaError):
@@ -151,6 +155,7 @@ class Columns:
         nodes = self.sizes_of(choice)
         assert not len(self) or int(nodes.sum(axis=0).max()) <= self.nodes, "more nodes than there are"
         objective = float(self.worth(choice).sum())
+        assert objective <= bound + _ROUNDING * max(bound, 1.0), "above its bound"
         return Solution(
             nodes=tuple(map(tuple, nodes.tolist())),
             objective=objective,
@@ -192,9 +197,6 @@ def shed(columns: Columns, choice: Ints) -> Ints:
     """Take nodes back where `choice` uses more than there are, by loss for each node."""
     return _Climb(columns, choice).down()
 
-
-_NOTHING = 1e-12
-"""A gain for each node below which a move is rounding error."""
 
 _Move = tuple[float, int, int, int]
 """(key, job, step, choice)"""
