@@ -19,7 +19,7 @@ from concertina.policies.allocation_model import (
     progress,
     simple_bound,
 )
-from concertina.policies.allocation_prices import MOST_COURSES, price
+from concertina.policies.allocation_prices import MOST_COURSES, find_prices, price
 from concertina.policies.milp import NoSolverError, branch, solve
 
 
@@ -54,6 +54,15 @@ def test_equal_jobs_may_choose_differently() -> None:
     """One price for all would send all of them the same way: too many nodes, or too few."""
     problem = AllocationProblem(jobs=(paper_job(5.0),) * 60, nodes=90)
     assert price(problem).gap < 0.01
+
+
+def test_prices_do_not_run_away_where_only_one_allocation_is_left() -> None:
+    """Any price from some level on is as good; a huge one would lose the bound in rounding."""
+    small = ElasticJob(work=0.8, sizes=(1,), speeds=(0.1,))
+    large = ElasticJob(work=0.9, sizes=(4, 8), speeds=(0.1, 1.5))
+    problem = AllocationProblem(jobs=(small, large), nodes=5, steps=1, step=0.5, may_wait=False)
+    assert find_prices(Columns(problem)).tolist() <= [1.0]
+    assert price(problem).bound == pytest.approx(0.05 / 0.8 + 0.05 / 0.9, abs=1e-12)
 
 
 def test_one_job_takes_what_speeds_it_up_and_no_more() -> None:

@@ -29,15 +29,17 @@ from concertina.policies.table import Bools, Floats, Ints
 
 MOST_COURSES = 300_000
 """Of one job. Beyond, take fewer steps or sizes."""
-SAMPLE = 400
+SAMPLE = 200
 """Jobs on which prices are sought."""
 SHARPNESS = (20.0, 80.0, 320.0, 1280.0)
 """How much the smoothed choice prefers what is better, round by round of the search."""
-SPREADS = (0.0, 0.02, 0.1)
+SPREADS = (0.02, 0.1)
 """By how much of themselves the prices that jobs see are varied from job to job, so that equal jobs need not
 choose alike."""
 _SETTLED = 1e-4
 """A sharper choice that lowers the bound by less than this part of it ends the search."""
+_CLOSE = 1e-3
+"""A gap that is not worth another try, relative."""
 _BLOCK = 2_000_000
 """Numbers held at once when courses are listed."""
 
@@ -48,16 +50,25 @@ def price(problem: AllocationProblem) -> Solution:
     if not len(columns) or problem.nodes == 0:
         return columns.solution(columns.least(), simple_bound(columns), "prices")
     prices = find_prices(columns)
-    chosen, bound = choose(columns, prices, np.ones(len(columns)))
+    wanted, bound = choose(columns, prices, np.ones(len(columns)))
+    bound = min(bound, simple_bound(columns))
     best, most = columns.least(), -1.0
-    for spread in SPREADS:
-        if spread:
-            chosen, _ = choose(columns, prices, _varied(len(columns), spread))
-        fitted = fill(columns, shed(columns, chosen))
+    for start in _starts(columns, prices, wanted):
+        fitted = fill(columns, shed(columns, start))
         worth = float(columns.worth(fitted).sum())
         if worth > most:
             best, most = fitted, worth
-    return columns.solution(best, min(bound, simple_bound(columns)), "prices")
+        if bound - most < _CLOSE * bound:
+            break
+    return columns.solution(best, bound, "prices")
+
+
+def _starts(columns: Columns, prices: Floats, wanted: Ints) -> Iterator[Ints]:
+    """What to make an allocation from: what all want, what they want at varied prices, nothing."""
+    yield wanted
+    for spread in SPREADS:
+        yield choose(columns, prices, _varied(len(columns), spread))[0]
+    yield columns.least()
 
 
 def _varied(count: int, spread: float) -> Floats:
@@ -166,10 +177,15 @@ def find_prices(columns: Columns) -> Floats:
 
 
 def _descend(sample: _Sample, prices: Floats, sharpness: float, most: int = 15) -> Floats:
-    """Newton's method on the smoothed bound, prices never below 0."""
+    """Newton's method on the smoothed bound.
+
+    No price is below 0, nor above the number of steps: a node more in one step brings no job more
+    progress than that, and huge prices would lose the bound in rounding.
+    """
+    most_price = float(sample.steps)
     value, slope, bend = sample.smoothed(prices, sharpness)
     for _ in range(most):
-        move: Bools = (prices > 0) | (slope < 0)
+        move: Bools = ((prices > 0) | (slope < 0)) & ((prices < most_price) | (slope > 0))
         if not move.any():
             break
         inner = bend[np.ix_(move, move)]
@@ -180,7 +196,7 @@ def _descend(sample: _Sample, prices: Floats, sharpness: float, most: int = 15) 
             break
         length = 1.0
         while length > 1e-3:
-            tried = np.maximum(prices + length * step, 0.0)
+            tried = np.clip(prices + length * step, 0.0, most_price)
             found = sample.smoothed(tried, sharpness)
             if found[0] < value:
                 break
@@ -223,7 +239,7 @@ class _Sample:
                 low = middle
             else:
                 high = middle
-        return high * shape
+        return np.minimum(high * shape, float(self.steps))
 
     def _wanted(self, prices: Floats) -> float:
         """Nodes over all steps that the jobs want, as if progress did not stop."""
