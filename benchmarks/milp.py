@@ -1,9 +1,10 @@
 """The allocator's claims, measured: near the best with a proof, fast, and less waiting than under its rules.
 
-    python -m benchmarks.milp              # both tables of docs/results/allocation.md
-    python -m benchmarks.milp instances    # only objective, bound and CPU time by size of the problem
-    python -m benchmarks.milp queueing     # only `milp` against `greedy` on the paper's 70 to 190 nodes
+    python -m benchmarks.milp                    # both tables of docs/results/allocation.md
+    python -m benchmarks.milp instances          # only objective, bound and CPU time by size
+    python -m benchmarks.milp queueing           # only `milp` against `greedy` on 70 to 190 nodes
     python -m benchmarks.milp queueing 70 190    # the same on some numbers of nodes
+    python -m benchmarks.milp queueing seed=1    # the same with other jobs
 
 Times are of the processor, not of the wall, so that a busy machine does not show. The jobs of the second
 table are synthetic, with what the paper publishes of its own: how many, over how long, how long on average.
@@ -102,9 +103,9 @@ def paper_jobs(seed: int = 0) -> list[JobSpec]:
     ]
 
 
-def queueing_table(nodes: Sequence[int]) -> str:
+def queueing_table(nodes: Sequence[int], seed: int) -> str:
     """Both policies, and `greedy` as it would be if it halved until nobody waits."""
-    jobs = paper_jobs()
+    jobs = paper_jobs(seed)
     rows = [_compare(jobs, count) for count in nodes]
     head = (
         "nodes", "queue, min: `greedy`", "`milp`", "less %", "`greedy`, halving on",
@@ -169,11 +170,13 @@ def _total(result: Result) -> float:
 
 def main() -> None:
     """Print what was asked for."""
-    what = sys.argv[1:2]
+    what, rest = sys.argv[1:2], sys.argv[2:]
+    seed = max((int(part.removeprefix("seed=")) for part in rest if part.startswith("seed=")), default=0)
+    nodes = [int(part) for part in rest if not part.startswith("seed=")]
     if what in ([], ["instances"]):
         print(instance_table(), flush=True)
     if what in ([], ["queueing"]):
-        print(queueing_table([int(count) for count in sys.argv[2:]] or NODES), flush=True)
+        print(queueing_table(nodes or NODES, seed), flush=True)
 
 
 if __name__ == "__main__":
