@@ -14,6 +14,7 @@ the prices do not settle. Same problem, same answer: nothing is random, and no c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -85,7 +86,7 @@ def choose(columns: Columns, prices: Floats, factor: Floats) -> tuple[Ints, floa
     chosen = columns.least()
     gained = 0.0
     for sizes, rows in columns.alike:
-        options = _Options(columns, sizes, rows)
+        options = _options(columns, sizes, rows)
         net, course = options.alone(prices, factor[rows])
         (capped,) = np.nonzero(np.take_along_axis(options.gain, course, axis=1).sum(axis=1) > 1.0)
         for at in options.blocks(capped):
@@ -99,24 +100,30 @@ def choose(columns: Columns, prices: Floats, factor: Floats) -> tuple[Ints, floa
     return chosen, gained + columns.nodes * float(prices.sum())
 
 
+def _options(columns: Columns, sizes: tuple[int, ...], rows: Ints) -> _Options:
+    """What is open to these jobs, all of the same sizes."""
+    open_to = slice(columns.first, len(sizes) + 1)
+    size = np.asarray((0, *sizes), dtype=np.float64)[open_to]
+    if len(size) ** columns.steps > MOST_COURSES:
+        raise ValueError(
+            f"{len(size)} choices in each of {columns.steps} steps are more than {MOST_COURSES} courses"
+        )
+    return _Options(columns.steps, size, columns.gain[rows, open_to])
+
+
+@dataclass(frozen=True, slots=True)
 class _Options:
     """The courses open to jobs with the same sizes."""
 
-    def __init__(self, columns: Columns, sizes: tuple[int, ...], rows: Ints) -> None:
-        self.steps = columns.steps
-        open_to = slice(columns.first, len(sizes) + 1)
-        self.size: Floats = np.asarray((0, *sizes), dtype=np.float64)[open_to]
-        self.gain: Floats = columns.gain[rows, open_to]
-        if len(self.size) ** self.steps > MOST_COURSES:
-            raise ValueError(
-                f"{len(self.size)} choices in each of {self.steps} steps are more than {MOST_COURSES} courses"
-            )
+    steps: int
+    size: Floats
+    """Nodes of each choice."""
+    gain: Floats
+    """One row for each job: the share of its work that a step on each choice does."""
 
     def some(self, at: Ints) -> _Options:
         """The same for some of the jobs."""
-        found = object.__new__(_Options)
-        found.steps, found.size, found.gain = self.steps, self.size, self.gain[at]
-        return found
+        return replace(self, gain=self.gain[at])
 
     def blocks(self, rows: Ints) -> Iterator[Ints]:
         """So few at a time that all their courses can be listed."""
@@ -219,7 +226,7 @@ class _Sample:
         for sizes, rows in columns.alike:
             rank = rows[np.argsort(columns.gain[rows, 1], kind="stable")]
             take = np.unique((np.arange(0.5, len(rows) / every) * every).astype(np.int64))
-            options = _Options(columns, sizes, rank[take])
+            options = _options(columns, sizes, rank[take])
             self.parts.append((options, options.gain.max(axis=1) * self.steps <= 1.0))
             self.count += len(take)
         self.nodes = columns.nodes * self.count / len(columns)
