@@ -56,6 +56,11 @@ def test_equal_jobs_may_choose_differently() -> None:
     assert price(problem).gap < 0.01
 
 
+def test_jobs_of_a_few_kinds_are_told_apart_by_varied_prices() -> None:
+    problem = AllocationProblem(jobs=(*map(paper_job, (0.3, 0.5, 2.0)),) * 12, nodes=54, steps=4)
+    assert price(problem).gap < 0.002  # 0.007 without
+
+
 def test_prices_do_not_run_away_where_only_one_allocation_is_left() -> None:
     """Any price from some level on is as good; a huge one would lose the bound in rounding."""
     small = ElasticJob(work=0.8, sizes=(1,), speeds=(0.1,))

@@ -44,7 +44,7 @@ class GreedyPolicy:
             workers=sizing.workers,
             kind=sizing.kind,
             stamp=stamped(table, moment),
-            wake_s=next_moment(table, self.period_s),
+            wake_s=next_moment(table, self.period_s, sizing.workers),
         )
 
     def explain(self, table: Table, row: int, before: int, after: int) -> str:

@@ -27,9 +27,9 @@ def is_moment(table: Table, period_s: float) -> bool:
     return math.floor(table.now / period_s) > math.floor(last / period_s)
 
 
-def next_moment(table: Table, period_s: float) -> float | None:
-    """When to look again; None when there is nobody to look after."""
-    return (math.floor(table.now / period_s) + 1) * period_s if len(table) else None
+def next_moment(table: Table, period_s: float, workers: Ints) -> float | None:
+    """When to look again; None where nobody runs, since nothing changes then before something happens."""
+    return (math.floor(table.now / period_s) + 1) * period_s if workers.any() else None
 
 
 def stamped(table: Table, moment: bool) -> Floats | None:
