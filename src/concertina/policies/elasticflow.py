@@ -102,7 +102,7 @@ class ElasticFlowPolicy:
         held = claim.rank if claim.kind == share.kind else 0
         deadline = float(table.deadline[row])
         worth = ladder.counts[share.level] / float(ladder.speeds[share.level])
-        slack = deadline - share.finish_s
+        slack = self.terms.due(table.now, deadline, self.terms.defended) - share.finish_s
         bold = slack > 2.0 * float(ladder.pauses[-1])
         return Climber(row, share.kind, ladder, share.rank, held, worth, deadline, claim.left, bold)
 

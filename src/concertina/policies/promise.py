@@ -29,12 +29,17 @@ class Terms:
     """Part of the time to the deadline kept free: noise, further changes."""
     defended: float = 0.6
     """Part of the spare that a new promise must leave to the old ones."""
+    headroom: float = 0.08
+    """How much slower than expected a job may turn out and still be in time on all devices it can use."""
     elastic: bool = True
     """Whether jobs run on other numbers of devices than they asked for."""
     give_up: bool = True
     """Whether a job that can not be in time any more waits for those that can."""
     attempts: int = 3
     """How many other arrangements are tried before a promise is given up or refused."""
+    fewer: tuple[int, ...] = (1, 2, 3, 8)
+    """If all arrangements leave a job late: plan as if so many devices were not there. More devices can lead
+    the filling astray; what was possible without them still is."""
     halvings: int = 6
     """How closely the earliest deadline is looked for that could be promised."""
 
@@ -110,16 +115,42 @@ def entries_of(table: Table, ladders: Ladders, terms: Terms) -> list[Entry]:
 def look_ahead(table: Table, terms: Terms) -> Outlook:
     """Fill in all promised jobs; those that can not be in time take what they can."""
     ladders = Ladders(table.types, table.capacity, terms.cost)
-    return arrange(table, ladders, entries_of(table, ladders, terms), terms)
+    entries = entries_of(table, ladders, terms)
+    best = arrange(table, ladders, entries, terms)
+    if best.late and terms.attempts:
+        best = _fewest_late(best, arrange(table, ladders, _as_promised(table, entries, terms), terms))
+    for fewer in terms.fewer if best.late and terms.attempts else ():
+        best = _fewest_late(best, arrange(table, ladders, entries, terms, fewer=fewer))
+        asked = _as_promised(table, entries, terms)
+        best = _fewest_late(best, arrange(table, ladders, asked, terms, fewer=fewer))
+        if not best.late:
+            break
+    return best
 
 
-def arrange(table: Table, ladders: Ladders, entries: list[Entry], terms: Terms) -> Outlook:
+def _fewest_late(one: Outlook, other: Outlook) -> Outlook:
+    return other if len(other.late) < len(one.late) else one
+
+
+def _as_promised(table: Table, entries: list[Entry], terms: Terms) -> list[Entry]:
+    """The promises as they were looked at when the newest of them was made."""
+    newest = max(entries, key=lambda entry: entry.row)
+    return [
+        replace(entry, dues=(terms.due(table.now, entry.deadline),))
+        if entry is newest
+        else replace(entry, dues=entry.dues[:1])
+        for entry in entries
+    ]
+
+
+def arrange(table: Table, ladders: Ladders, entries: list[Entry], terms: Terms, *, fewer: int = 0) -> Outlook:
     """The first arrangement without a job that is late, or the one with fewest.
 
     By deadline with levels as low as possible; the same with the levels of the last round, whose plan was
     good if nothing came between; with the late ones moved to the front.
     """
-    best = _fill_in(table, ladders, entries, terms, keep=False)
+    capacity = [max(count - fewer, 0) for count in table.capacity]
+    best = _fill_in(table.now, capacity, ladders, entries, terms, keep=False)
     if not best.late or not terms.elastic:
         return best
     order = entries
@@ -128,7 +159,7 @@ def arrange(table: Table, ladders: Ladders, entries: list[Entry], terms: Terms) 
         if not keep:
             late = set(best.late)
             order = [e for e in order if e.row in late] + [e for e in order if e.row not in late]
-        trial = _fill_in(table, ladders, order, terms, keep=keep)
+        trial = _fill_in(table.now, capacity, ladders, order, terms, keep=keep)
         if len(trial.late) < len(best.late):
             best = trial
         if not best.late:
@@ -136,8 +167,10 @@ def arrange(table: Table, ladders: Ladders, entries: list[Entry], terms: Terms) 
     return best
 
 
-def _fill_in(table: Table, ladders: Ladders, entries: list[Entry], terms: Terms, *, keep: bool) -> Outlook:
-    filling = Filling(table.now, table.capacity, len(entries) + 1)
+def _fill_in(
+    now: float, capacity: list[int], ladders: Ladders, entries: list[Entry], terms: Terms, *, keep: bool
+) -> Outlook:
+    filling = Filling(now, capacity, len(entries) + 1)
     outlook = Outlook(filling, ladders, {entry.row: entry.claim for entry in entries})
     waiting: list[Entry] = []
     for entry in entries:
@@ -173,38 +206,78 @@ class Counter:
         kinds = range(len(table.types))
         steps = [self.ladders.of(curve, k, sizes) if allowed >> k & 1 else None for k in kinds]
         self.claim = Claim(work_of(job, curve), steps)
+        self._known: Outlook | None = None
 
     def refusal(self, deadline: float) -> str:
         """Why this deadline can not be promised to the newcomer; empty if it can."""
-        newcomer = Entry(self.claim, -1, deadline, (self.terms.due(self.table.now, deadline),), 0)
-        before = [entry for entry in self.entries if entry.deadline <= deadline]
-        after = [replace(entry, dues=entry.dues[:1]) for entry in self.entries if entry.deadline > deadline]
-        outlook = arrange(self.table, self.ladders, [*before, newcomer, *after], self.terms)
-        if -1 in outlook.late:
-            return "it can not be done by then beside the jobs that are promised"
-        broken = set(outlook.late) - {entry.row for entry in before}
-        if broken:
-            return f"the promise to {self.table.specs[min(broken)].id} could not be kept"
-        return ""
+        if self._fastest_s() > self.terms.due(self.table.now, deadline) - self.table.now:
+            return "it can not be done by then on any number of devices"
+        why = self._refusal(deadline, self.entries, self.terms)
+        if why and self._strained():
+            why = self._refusal(deadline, self._eased(), self.terms)
+        return why
 
     def earliest(self, refused: float) -> float | None:
         """A deadline that can be promised, near the earliest: last in line is sure, halving does the rest."""
-        now, terms = self.table.now, self.terms
-        outlook = arrange(self.table, self.ladders, self.entries, terms)
-        share = outlook.filling.rush(self.claim)
+        now, terms = self.table.now, replace(self.terms, attempts=0)
+        entries = self._eased()
+        share = self._today().filling.copy().rush(self.claim)
         if share is None:
             return None
-        last = max((entry.deadline for entry in self.entries), default=now)
+        fastest = terms.deadline(now, now + self._fastest_s())
+        refused = max(refused, fastest)
         sure = max(terms.deadline(now, share.finish_s), refused) + 1.0
-        if self.refusal(sure):
-            sure = max(sure, last)
+        if self._refusal(sure, entries, terms):
+            sure = max(sure, *(entry.deadline for entry in self.entries))
+        elif not self._refusal(refused, entries, terms):
+            return refused
         for _ in range(terms.halvings):
             middle = (refused + sure) / 2
-            if self.refusal(middle):
+            if self._refusal(middle, entries, terms):
                 refused = middle
             else:
                 sure = middle
         return sure
+
+    def _fastest_s(self) -> float:
+        """Seconds the newcomer takes if it gets all it can use and turns out slow."""
+        tops = [ladder for ladder in self.claim.ladders if ladder is not None and ladder.top]
+        runs = [float(self.claim.left / top.speeds[-1] * (1.0 + self.terms.headroom)) for top in tops]
+        return min(
+            (run + float(top.pauses[-1]) for run, top in zip(runs, tops, strict=True)), default=math.inf
+        )
+
+    def _refusal(self, deadline: float, entries: list[Entry], terms: Terms) -> str:
+        newcomer = Entry(self.claim, -1, deadline, (terms.due(self.table.now, deadline),), 0)
+        firm = [replace(entry, dues=entry.dues[:1]) for entry in entries]
+        order = sorted([*firm, newcomer], key=lambda entry: entry.deadline)
+        late = arrange(self.table, self.ladders, order, terms).late
+        if -1 in late:
+            return "it can not be done by then beside the jobs that are promised"
+        return f"the promise to {self.table.specs[min(late)].id} could not be kept" if late else ""
+
+    def _today(self) -> Outlook:
+        """How the promised jobs fare without the newcomer."""
+        if self._known is None:
+            self._known = arrange(self.table, self.ladders, self.entries, self.terms)
+        return self._known
+
+    def _strained(self) -> bool:
+        """Whether some job has not even today the spare it should have."""
+        return any(entry.dues[0] < self._finish(entry) for entry in self.entries)
+
+    def _eased(self) -> list[Entry]:
+        """The promises, where jobs that are strained today only must not fare worse."""
+        return [
+            replace(entry, dues=(self._finish(entry) + 1.0,))
+            if entry.dues[0] < self._finish(entry)
+            else entry
+            for entry in self.entries
+        ]
+
+    def _finish(self, entry: Entry) -> float:
+        share = self._today().shares.get(entry.row)
+        return math.inf if share is None else share.finish_s
 
 
 def work_of(job: JobSpec, curve: ScalingCurve) -> float:
