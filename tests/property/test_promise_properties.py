@@ -154,8 +154,8 @@ def slow_fill(
 @COMMON
 @given(
     st.lists(st.tuples(st.integers(10, 300), st.integers(0, 9)), min_size=1, max_size=6),
-    st.integers(20, 4000),
-    st.integers(50, 2500),
+    st.integers(20, 1500),
+    st.integers(50, 3000),
     st.sampled_from((0.0, 5.0)),
 )
 def test_filling_finds_the_level_and_the_end_that_a_slow_walk_finds(

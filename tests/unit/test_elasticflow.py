@@ -12,7 +12,7 @@ from concertina.core.plan import Admitted, Rejected
 from concertina.policies.admission import rule
 from concertina.policies.elasticflow import ElasticFlowPolicy
 from concertina.policies.filling import ChangeCost, Claim, Ladder, Profile
-from concertina.policies.promise import Terms, look_ahead
+from concertina.policies.promise import Terms, admit, look_ahead
 from concertina.policies.registry import policy_named
 from concertina.policies.round import run_round
 from concertina.policies.scaling_curve import Curves, ScalingCurve, ThroughputRow, ThroughputTable
@@ -79,6 +79,25 @@ def test_figure_4c_beside_others_one_device_at_first_and_then_four() -> None:
     assert profile.pieces() == [(0.0, 0), (1.0, 0), (2.0, 4)]
 
 
+def test_every_change_on_the_way_costs_a_pause() -> None:
+    cost = ChangeCost(flat_s=10.0, doubling_s=1.0)
+    profile = Profile(0.0, 4, 4)
+    assert profile.fill(claim(150.0, low=2, high=2), 0, 100.0)
+    steps = Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (1, 4), 4, cost)
+    # 2 devices from 11 s to 100 s, 4 devices from 112 s on
+    share = profile.fill(Claim(89 * 1.5 + 50 * 2.0, [steps]), 0, 162.0)
+    assert share is not None
+    assert (share.level, share.rank, share.grows_s, share.finish_s) == (3, 2, 100.0, 162.0)
+
+
+def test_a_job_that_pauses_goes_on_when_the_pause_is_over() -> None:
+    waits = claim(10.0)
+    waits.kind, waits.rank, waits.busy_s = 0, 1, 7.0
+    share = Profile(0.0, 4, 4).fill(waits, 0, 17.0)
+    assert share is not None
+    assert (share.level, share.finish_s) == (1, 17.0)
+
+
 def test_what_can_not_be_filled_in_takes_nothing() -> None:
     profile = Profile(0.0, 4, 4)
     assert profile.fill(claim(4.1), 0, 2.0) is None
@@ -103,6 +122,20 @@ def test_the_cost_of_starting_and_the_margin_are_part_of_the_promise() -> None:
     work = 2.0 * HOUR  # an hour on four devices, to the second
     assert isinstance(answer(job("a", work, HOUR), table()), Rejected)
     assert isinstance(answer(job("a", work, 1.2 * HOUR), table()), Admitted)
+
+
+def test_a_promise_keeps_a_fixed_and_a_proportional_spare() -> None:
+    terms = Terms(spare_s=90.0, spare_share=0.03)
+    assert terms.due(1000.0, 11_000.0) == 11_000.0 - 90.0 - 300.0
+    assert terms.due(1000.0, 11_000.0, 0.5) == 11_000.0 - 45.0 - 150.0
+    assert terms.due(1000.0, terms.deadline(1000.0, 5000.0)) == pytest.approx(5000.0)
+
+
+def test_a_job_that_is_in_time_only_if_all_goes_well_is_refused() -> None:
+    spec, bold = job("a", 2.0 * HOUR, 1.09 * HOUR), Terms(headroom=0.0)
+    curve = CURVES.of(spec)[0]
+    assert isinstance(admit(spec, curve, table(), bold), Admitted)
+    assert isinstance(admit(spec, curve, table(), Terms(headroom=0.08)), Rejected)
 
 
 def test_a_newcomer_is_refused_that_would_break_an_older_promise() -> None:
