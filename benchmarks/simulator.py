@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import resource
 import subprocess
@@ -220,6 +221,7 @@ def speed_table() -> str:
         ("tiresias", "8x8", "vc=b436b2,max_gpus=64", 2.2),
     ]
     for policy, cluster, part, limit in runs:
+        load = os.getloadavg()[0]
         command = [sys.executable, "-m", "benchmarks.simulator", "one", policy, cluster, part]
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
         rows.append(
@@ -234,9 +236,10 @@ def speed_table() -> str:
                 f"{found['cpu_s']:.1f}",
                 limit,
                 f"{found['peak_mb']:.0f}",
+                f"{load:.1f}",
             ]
         )
-        print(table(["run"] * 10, rows[-1:]).splitlines()[-1], file=sys.stderr)
+        print(table(["run"] * 11, rows[-1:]).splitlines()[-1], file=sys.stderr)
     head = [
         "trace",
         "cluster",
@@ -248,6 +251,7 @@ def speed_table() -> str:
         "CPU s",
         "limit s",
         "peak MB",
+        "load before",
     ]
     return table(head, rows)
 
@@ -329,7 +333,7 @@ def draw_rounds(found: dict[str, list[float]]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "concertina"
+    matplotlib.rcParams.update({"svg.hashsalt": "concertina", "svg.fonttype": "none"})
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 5))

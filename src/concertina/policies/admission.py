@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concertina.core.errors import UnknownNameError
 from concertina.core.job import JobSpec
 from concertina.core.plan import Admitted, Rejected
+from concertina.policies.promise import Terms, admit
 from concertina.policies.scaling_curve import ScalingCurve
 from concertina.policies.table import Table, allowed_types
 
@@ -42,7 +43,24 @@ def _refuse(job: JobSpec, reason: str) -> Rejected:
     return Rejected(job_id=job.id, reason=reason)
 
 
-RULES: dict[str, Rule] = {"fits": fits, "fits-elastic": fits_elastic}
+def promise(job: JobSpec, curve: ScalingCurve, slots: Sequence[int], table: Table) -> Admitted | Rejected:
+    """Take a job whose strict deadline can be kept beside all others (ElasticFlow 4.1)."""
+    answer = fits_elastic(job, curve, slots, table)
+    return admit(job, curve, table, Terms()) if isinstance(answer, Admitted) else answer
+
+
+def promise_gang(job: JobSpec, curve: ScalingCurve, slots: Sequence[int], table: Table) -> Admitted | Rejected:
+    """The same for jobs that only ever run on the devices they asked for."""
+    answer = fits(job, curve, slots, table)
+    return admit(job, curve, table, Terms(elastic=False)) if isinstance(answer, Admitted) else answer
+
+
+RULES: dict[str, Rule] = {
+    "fits": fits,
+    "fits-elastic": fits_elastic,
+    "promise": promise,
+    "promise-gang": promise_gang,
+}
 
 
 def rule(name: str) -> Rule:

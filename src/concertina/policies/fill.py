@@ -22,6 +22,9 @@ def take_in_order(demand: Ints, free: int) -> Bools:
     are distinct sizes, at worst.
     """
     taken: Bools = np.zeros(len(demand), dtype=np.bool_)
+    if int(demand.sum()) <= free:
+        taken[:] = True
+        return taken
     where = np.flatnonzero(demand <= free)
     while where.size and free > 0:
         total = np.cumsum(demand[where])

@@ -7,10 +7,14 @@ from concertina.policies.backfill import BackfillPolicy
 from concertina.policies.base import Policy
 from concertina.policies.chronus import ChronusPolicy
 from concertina.policies.edf import EdfPolicy
+from concertina.policies.elasticflow import ElasticFlowPolicy
 from concertina.policies.fifo import FifoPolicy
 from concertina.policies.gandiva import GandivaPolicy
+from concertina.policies.greedy import GreedyPolicy
 from concertina.policies.las import LasPolicy
+from concertina.policies.milp import MilpPolicy
 from concertina.policies.optimus import OptimusPolicy
+from concertina.policies.promise import Terms
 from concertina.policies.srtf import SrtfPolicy
 from concertina.policies.themis import ThemisPolicy
 from concertina.policies.tiresias import TiresiasPolicy, log_normal_samples
@@ -33,6 +37,21 @@ _ALL: tuple[Policy, ...] = (
     ChronusPolicy(),
     EdfPolicy(),
     OptimusPolicy(),
+    GreedyPolicy(),
+    MilpPolicy(),
+    ElasticFlowPolicy(),
+    ElasticFlowPolicy(
+        name="edf-admission",
+        paper="ElasticFlow (ASPLOS 2023), 6.4: admission without elasticity",
+        admission="promise-gang",
+        terms=Terms(elastic=False),
+    ),
+    ElasticFlowPolicy(
+        name="edf-elastic",
+        paper="ElasticFlow (ASPLOS 2023), 6.4: elasticity without admission",
+        admission="fits-elastic",
+        terms=Terms(give_up=False, attempts=0),
+    ),
 )
 
 POLICIES: dict[str, Policy] = {policy.name: policy for policy in _ALL}

@@ -115,6 +115,11 @@ class Table:
         return self._columns["speed"][self._start : self._end]
 
     @property
+    def resume(self) -> Floats:
+        """When it goes on after its last change of devices; in the past unless it pauses just now."""
+        return self._columns["resume"][self._start : self._end]
+
+    @property
     def waiting_since(self) -> Floats:
         """Since when it holds no devices; meaningless while it holds some."""
         return self._columns["waiting_since"][self._start : self._end]

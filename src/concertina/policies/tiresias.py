@@ -50,7 +50,7 @@ class TiresiasPolicy:
             workers=shares.workers,
             kind=shares.kind,
             level=level,
-            stamp=next_places(order, level, (shares.workers > 0) & self.running_first),
+            stamp=self._places(table, order, level, shares.workers),
             wake_s=next_sinking(table, shares.workers, service, level, self.limits),
         )
 
@@ -62,6 +62,15 @@ class TiresiasPolicy:
         if after < before:
             return f"in queue {queue}; its devices go to jobs with less attained service"
         return f"in queue {queue}; jobs before it take the devices"
+
+    def _places(self, table: Table, order: Ints, level: Ints, workers: Ints) -> Floats | None:
+        """Everyone's place in its queue for the next round; None where nobody came, sank, started or
+        stopped."""
+        runs = workers > 0
+        settled = np.array_equal(runs, table.held > 0) and np.array_equal(level, table.level)
+        if settled and bool(np.all(table.stamp > 0)):
+            return None
+        return next_places(order, level, runs & self.running_first)
 
     def _order(self, table: Table, service: Floats, level: Ints) -> Ints:
         if not self.samples:

@@ -1,0 +1,300 @@
+"""Minimum satisfactory shares by progressive filling (ElasticFlow 4.1, algorithm 1).
+
+Free capacity is a piecewise-constant function of time, one for each device type. A job takes at most a
+*level* of devices wherever so many are free, less where not, from now until its work is done; its minimum
+satisfactory share is the lowest level that is done by its deadline. Levels are powers of two, so that buddy
+placement finds compact devices for whatever fits by number. What a change of devices costs counts as time
+without progress. Nothing here knows policies or admission.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from concertina.core.job import JobSpec
+from concertina.policies.scaling_curve import ScalingCurve
+from concertina.policies.table import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeCost:
+    """Seconds without progress when a job starts or changes its devices: flat, and more for each doubling.
+
+    The defaults are the sum in ElasticFlow's simulator on large clusters (6.6).
+    """
+
+    flat_s: float = 9.0
+    doubling_s: float = 2.0
+
+    def of(self, devices: int) -> float:
+        """For a change to so many devices."""
+        return self.flat_s + self.doubling_s * math.log2(devices) if devices else 0.0
+
+
+def rank_of(free: int) -> int:
+    """0 for nothing free, else 1 + the exponent of the largest power of two in it."""
+    return free.bit_length() if free > 0 else 0
+
+
+class Ladder:
+    """The sizes a job can have on one device type, by rank: rank r stands for 2^(r-1) devices.
+
+    A rank that brings no speed over a lower one stands for the lower one.
+    """
+
+    __slots__ = ("by_level", "counts", "levels", "pauses", "ranks", "speeds", "top")
+
+    def __init__(self, curve: ScalingCurve, kind: str, sizes: tuple[int, int], ranks: int, cost: ChangeCost):
+        low, high = sizes
+        counts, speeds, use = [0], [0.0], [0]
+        for rank in range(1, ranks):
+            count = min(1 << (rank - 1), high)
+            speed = curve.speed(kind, count) if count >= low else 0.0
+            better = speed > speeds[-1]
+            counts.append(count if better else counts[-1])
+            speeds.append(speed if better else speeds[-1])
+            use.append(rank if better else use[-1])
+        self.ranks: Ints = np.array(use, dtype=np.int64)
+        """Rank -> the lowest rank that is as fast."""
+        self.counts = counts
+        self.speeds: Floats = np.array(speeds)
+        self.pauses: Floats = np.array([cost.of(count) for count in counts])
+        self.levels = sorted(set(use) - {0})
+        self.top = self.levels[-1] if self.levels else 0
+        grid = np.minimum(np.array(self.levels, dtype=np.int64)[:, None], np.arange(ranks)[None, :])
+        self.by_level: Floats = self.speeds[grid]
+        """Speed by level and by rank of what is free."""
+
+    def next_above(self, rank: int) -> int:
+        """The next rank that is faster; 0: none."""
+        return next((level for level in self.levels if level > rank), 0)
+
+
+class Ladders:
+    """Ladders by curve, type and sizes, each made once for all jobs of one decision."""
+
+    def __init__(self, types: Sequence[str], capacity: Sequence[int], cost: ChangeCost) -> None:
+        self.types = types
+        self.ranks = [rank_of(count) + 1 for count in capacity]
+        self.cost = cost
+        self._known: dict[tuple[int, int, int, int], Ladder] = {}
+
+    def of(self, curve: ScalingCurve, kind: int, sizes: tuple[int, int]) -> Ladder:
+        """The ladder of jobs with this curve on this type; `sizes` are the fewest and most workers."""
+        key = (id(curve), kind, *sizes)
+        found = self._known.get(key)
+        if found is None:
+            found = Ladder(curve, self.types[kind], sizes, self.ranks[kind], self.cost)
+            self._known[key] = found
+        return found
+
+
+def sizes_of(spec: JobSpec, *, elastic: bool) -> tuple[int, int]:
+    """Fewest and most workers of a job; without elasticity what it asked for."""
+    if not elastic:
+        return spec.gpus, spec.gpus
+    return spec.min_workers or 1, spec.max_workers or 1 << 30
+
+
+@dataclass(slots=True)
+class Claim:
+    """A job that wants to be filled in."""
+
+    left: float
+    """Work to do."""
+    ladders: Sequence[Ladder | None]
+    """By device type; None where it may not run."""
+    kind: int = -1
+    """Type held; -1: none."""
+    rank: int = 0
+    """Rank of what it holds."""
+    pace: float = 1.0
+    """Its speed as observed, in units of its curve's."""
+    busy_s: float = 0.0
+    """How long it still pauses on what it holds."""
+    floor: int = 0
+    """Levels below this one are not tried."""
+
+
+@dataclass(slots=True)
+class Share:
+    """What a job was given: its level, what that means right now, and when it will be done."""
+
+    kind: int
+    level: int
+    rank: int
+    """What it holds at first: `level` or, where less is free, a lower rank; 0: it waits."""
+    finish_s: float
+    grows_s: float
+    """When it first takes more than at first; infinite: never."""
+
+
+_EVER = 1e12
+"""Seconds: longer than anything takes."""
+
+
+class Profile:
+    """Free devices of one type over time: `edges[i]` begins stretch i, the last one never ends."""
+
+    __slots__ = ("_edges", "_free", "_ranks", "_size")
+
+    def __init__(self, now: float, free: int, room: int) -> None:
+        self._edges: Floats = np.empty(room + 2)
+        self._free: Ints = np.empty(room + 2, dtype=np.int64)
+        self._ranks: Ints = np.empty(room + 2, dtype=np.int64)
+        self._edges[0], self._free[0], self._ranks[0] = now, free, rank_of(free)
+        self._size = 1
+
+    def copy(self) -> Profile:
+        """One to try things on."""
+        other = Profile.__new__(Profile)
+        other._edges, other._free = self._edges.copy(), self._free.copy()
+        other._ranks, other._size = self._ranks.copy(), self._size
+        return other
+
+    def pieces(self) -> list[tuple[float, int]]:
+        """(begin, free devices) of each stretch."""
+        n = self._size
+        return list(zip(self._edges[:n].tolist(), self._free[:n].tolist(), strict=True))
+
+    def fill(self, claim: Claim, kind: int, until: float) -> Share | None:
+        """Take the lowest level that is done by `until`; None (and nothing taken) if none is."""
+        ladder = claim.ladders[kind]
+        now = float(self._edges[0])
+        if ladder is None or not ladder.top or until <= now:
+            return None
+        k = int(self._edges[: self._size].searchsorted(until))
+        edges, ranks = self._edges[:k], self._ranks[:k]
+        held = claim.rank if claim.kind == kind else 0
+        need = claim.left / claim.pace
+        if k == 1:
+            reach = ladder.by_level[:, ranks[0]] * (until - now)
+        else:
+            lengths = np.empty(k)
+            np.subtract(edges[1:], edges[:-1], out=lengths[:-1])
+            lengths[-1] = until - edges[-1]
+            by_rank = np.bincount(ranks, lengths, len(ladder.ranks))
+            reach = ladder.by_level @ by_rank
+        lowest = int(ranks.min())
+        for index in np.flatnonzero(reach >= need).tolist():
+            level = ladder.levels[index]
+            if level < claim.floor and level < ladder.top:
+                continue
+            if level <= lowest:
+                pause = claim.busy_s if held == level else float(ladder.pauses[level])
+                finish = now + pause + need / float(ladder.speeds[level])
+                if finish <= until:
+                    self._take_flat(finish, ladder.counts[level])
+                    return Share(kind, level, level, finish, math.inf)
+            else:
+                share = self._fill_uneven(claim, kind, level, until, k)
+                if share is not None:
+                    return share
+        return None
+
+    def rush(self, claim: Claim, kind: int) -> Share | None:
+        """Take the fastest level, however late it is done."""
+        ladder = claim.ladders[kind]
+        if ladder is None or not ladder.top:
+            return None
+        far = float(self._edges[self._size - 1]) + _EVER
+        return self._fill_uneven(claim, kind, ladder.top, far, self._size)
+
+    def _fill_uneven(self, claim: Claim, kind: int, level: int, until: float, k: int) -> Share | None:
+        """Take `level` devices or what there is in the first k stretches, with a pause at every change."""
+        ladder = claim.ladders[kind]
+        assert ladder is not None
+        need = claim.left / claim.pace
+        taken = ladder.ranks[np.minimum(self._ranks[:k], level)]
+        begins = np.flatnonzero(taken[1:] != taken[:-1]) + 1
+        begins = np.concatenate(([0], begins))
+        runs = taken[begins]
+        starts = self._edges[begins]
+        pauses = ladder.pauses[runs]
+        if runs[0] == (claim.rank if claim.kind == kind else 0):
+            pauses[0] = claim.busy_s
+        lengths = np.empty(len(starts))
+        np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
+        lengths[-1] = until - starts[-1]
+        done = np.cumsum(np.maximum(lengths - pauses, 0.0) * ladder.speeds[runs])
+        last = int(done.searchsorted(need))
+        if last == len(done):
+            return None
+        speed = float(ladder.speeds[runs[last]])
+        before = float(done[last - 1]) if last else 0.0
+        finish = float(starts[last] + pauses[last]) + (need - before) / speed
+        if finish > until:
+            return None
+        rises = np.flatnonzero(runs[1 : last + 1] > runs[0])
+        grows = float(starts[rises[0] + 1]) if len(rises) else math.inf
+        end = self._split(finish)
+        self._free[:end] -= np.array(ladder.counts)[taken[:end] if end <= k else taken]
+        self._rank(end)
+        return Share(kind, level, int(runs[0]), finish, grows)
+
+    def _take_flat(self, finish: float, count: int) -> None:
+        end = self._split(finish)
+        self._free[:end] -= count
+        self._rank(end)
+
+    def _rank(self, end: int) -> None:
+        # the exponent of the float is exact: device counts are far below 2^53
+        self._ranks[:end] = np.frexp(self._free[:end].astype(np.float64))[1]
+
+    def _split(self, when: float) -> int:
+        """Make `when` an edge; how many stretches end by then."""
+        n = self._size
+        at = int(self._edges[:n].searchsorted(when))
+        if at < n and self._edges[at] == when:
+            return at
+        for column in (self._edges, self._free, self._ranks):
+            column[at + 1 : n + 1] = column[at:n].copy()
+        self._edges[at] = when
+        self._free[at], self._ranks[at] = self._free[at - 1], self._ranks[at - 1]
+        self._size = n + 1
+        return at
+
+
+class Filling:
+    """The profiles of all device types while jobs are filled in, one after the other."""
+
+    def __init__(self, now: float, capacity: Sequence[int], room: int) -> None:
+        self.now = now
+        self.profiles = [Profile(now, count, room) for count in capacity]
+
+    def copy(self) -> Filling:
+        """One to try things on."""
+        other = Filling.__new__(Filling)
+        other.now, other.profiles = self.now, [profile.copy() for profile in self.profiles]
+        return other
+
+    def fill(self, claim: Claim, until: float) -> Share | None:
+        """Fill a job in on the type it holds or else on the fastest that is in time."""
+        for kind in self._kinds(claim):
+            share = self.profiles[kind].fill(claim, kind, until)
+            if share is not None:
+                return share
+        return None
+
+    def rush(self, claim: Claim) -> Share | None:
+        """Fill a job in as fast as it can be, however late that is."""
+        best: Share | None = None
+        for kind in self._kinds(claim):
+            trial = self.profiles[kind].copy()
+            share = trial.rush(claim, kind)
+            if share is not None and (best is None or share.finish_s < best.finish_s):
+                best, chosen = share, trial
+        if best is not None:
+            self.profiles[best.kind] = chosen
+        return best
+
+    def _kinds(self, claim: Claim) -> list[int]:
+        kinds = [kind for kind, ladder in enumerate(claim.ladders) if ladder is not None and ladder.top]
+        if len(kinds) > 1:
+            speeds = [0.0 if ladder is None else float(ladder.speeds[-1]) for ladder in claim.ladders]
+            kinds.sort(key=lambda kind: (kind != claim.kind, -speeds[kind]))
+        return kinds

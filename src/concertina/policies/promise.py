@@ -1,0 +1,302 @@
+"""Deadlines that are promised: which jobs can all be in time, and whether one more can (ElasticFlow 4.1).
+
+A promise is made with a margin for what nobody can foresee (step times that vary, workers that are started
+anew), defended with part of it, and only then kept to the second. Pure arithmetic on a table of jobs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from concertina.core.job import JobSpec
+from concertina.core.plan import Admitted, Rejected
+from concertina.policies.filling import ChangeCost, Claim, Filling, Ladders, Share, rank_of, sizes_of
+from concertina.policies.scaling_curve import LawCurve, ScalingCurve
+from concertina.policies.table import Table, allowed_types
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a promise allows for."""
+
+    cost: ChangeCost = field(default_factory=ChangeCost)
+    spare_s: float = 90.0
+    """Seconds kept free before a deadline: workers may once be started anew at the worst moment."""
+    spare_share: float = 0.03
+    """Part of the time to the deadline kept free: noise, further changes."""
+    defended: float = 0.6
+    """Part of the spare that a new promise must leave to the old ones."""
+    headroom: float = 0.08
+    """How much slower than expected a job may turn out and still be in time on all devices it can use."""
+    elastic: bool = True
+    """Whether jobs run on other numbers of devices than they asked for."""
+    give_up: bool = True
+    """Whether a job that can not be in time any more waits for those that can."""
+    attempts: int = 3
+    """How many other arrangements are tried before a promise is given up or refused."""
+    fewer: tuple[int, ...] = (1, 2, 3, 8)
+    """If all arrangements leave a job late: plan as if so many devices were not there. More devices can lead
+    the filling astray; what was possible without them still is."""
+    halvings: int = 6
+    """How closely the earliest deadline is looked for that could be promised."""
+
+    def due(self, now: float, deadline: float, part: float = 1.0) -> float:
+        """When a job must be done to be in time with this part of the spare left."""
+        return deadline - part * (self.spare_s + self.spare_share * max(deadline - now, 0.0))
+
+    def deadline(self, now: float, finish: float) -> float:
+        """The earliest deadline that can be promised to a job that can be done at `finish`."""
+        return (finish + self.spare_s - self.spare_share * now) / (1.0 - self.spare_share)
+
+
+@dataclass(slots=True)
+class Entry:
+    """A promise to be kept, or to be made."""
+
+    claim: Claim
+    row: int
+    """-1: the newcomer."""
+    deadline: float
+    dues: tuple[float, ...]
+    """When it has to be done, the wish before the need."""
+    level: int
+    """The level of an earlier round; 0: none yet."""
+
+
+@dataclass(slots=True)
+class Outlook:
+    """Every promised job filled in, by row."""
+
+    filling: Filling
+    ladders: Ladders
+    claims: dict[int, Claim]
+    shares: dict[int, Share] = field(default_factory=dict)
+    late: list[int] = field(default_factory=list)
+    """Rows that can not be in time."""
+
+
+def promised_rows(table: Table) -> list[int]:
+    """Rows with a strict deadline, by deadline (then by submission)."""
+    strict = [row for row in np.argsort(table.deadline, kind="stable").tolist() if not table.specs[row].soft]
+    return [row for row in strict if math.isfinite(table.deadline[row])]
+
+
+def claim_of(table: Table, row: int, left: float, ladders: Ladders, *, elastic: bool) -> Claim:
+    """The job in a row, with what it holds and how fast it was seen to be."""
+    spec, curve = table.specs[row], table.curves[row]
+    sizes, allowed = sizes_of(spec, elastic=elastic), int(table.allowed[row])
+    steps = [ladders.of(curve, k, sizes) if allowed >> k & 1 else None for k in range(len(table.types))]
+    held, kind = int(table.held[row]), int(table.kind[row])
+    claim = Claim(left, steps)
+    if held and (ladder := steps[kind]) is not None:
+        rank = int(ladder.ranks[min(rank_of(held), len(ladder.ranks) - 1)])
+        if ladder.counts[rank] == held:
+            claim.kind, claim.rank = kind, rank
+            claim.busy_s = max(float(table.resume[row]) - table.now, 0.0)
+            claim.pace = min(float(table.speed[row]) / float(ladder.speeds[rank]), 1.0) or 1.0
+    return claim
+
+
+def entries_of(table: Table, ladders: Ladders, terms: Terms) -> list[Entry]:
+    """The promises of a table, by deadline."""
+    left, levels = table.left(), table.level
+    found = []
+    for row in promised_rows(table):
+        claim = claim_of(table, row, float(left[row]), ladders, elastic=terms.elastic)
+        deadline = float(table.deadline[row])
+        dues = (terms.due(table.now, deadline, terms.defended), deadline)
+        found.append(Entry(claim, row, deadline, dues, int(levels[row])))
+    return found
+
+
+def look_ahead(table: Table, terms: Terms) -> Outlook:
+    """Fill in all promised jobs; those that can not be in time take what they can."""
+    ladders = Ladders(table.types, table.capacity, terms.cost)
+    entries = entries_of(table, ladders, terms)
+    best = arrange(table, ladders, entries, terms)
+    if best.late and terms.attempts:
+        best = _fewest_late(best, arrange(table, ladders, _as_promised(table, entries, terms), terms))
+    for fewer in terms.fewer if best.late and terms.attempts else ():
+        best = _fewest_late(best, arrange(table, ladders, entries, terms, fewer=fewer))
+        asked = _as_promised(table, entries, terms)
+        best = _fewest_late(best, arrange(table, ladders, asked, terms, fewer=fewer))
+        if not best.late:
+            break
+    return best
+
+
+def _fewest_late(one: Outlook, other: Outlook) -> Outlook:
+    return other if len(other.late) < len(one.late) else one
+
+
+def _as_promised(table: Table, entries: list[Entry], terms: Terms) -> list[Entry]:
+    """The promises as they were looked at when the newest of them was made."""
+    newest = max(entries, key=lambda entry: entry.row)
+    return [
+        replace(entry, dues=(terms.due(table.now, entry.deadline),))
+        if entry is newest
+        else replace(entry, dues=entry.dues[:1])
+        for entry in entries
+    ]
+
+
+def arrange(table: Table, ladders: Ladders, entries: list[Entry], terms: Terms, *, fewer: int = 0) -> Outlook:
+    """The first arrangement without a job that is late, or the one with fewest.
+
+    By deadline with levels as low as possible; the same with the levels of the last round, whose plan was
+    good if nothing came between; with the late ones moved to the front.
+    """
+    capacity = [max(count - fewer, 0) for count in table.capacity]
+    best = _fill_in(table.now, capacity, ladders, entries, terms, keep=False)
+    if not best.late or not terms.elastic:
+        return best
+    order = entries
+    for attempt in range(terms.attempts):
+        keep = attempt == 0
+        if not keep:
+            late = set(best.late)
+            order = [e for e in order if e.row in late] + [e for e in order if e.row not in late]
+        trial = _fill_in(table.now, capacity, ladders, order, terms, keep=keep)
+        if len(trial.late) < len(best.late):
+            best = trial
+        if not best.late:
+            break
+    return best
+
+
+def _fill_in(
+    now: float, capacity: list[int], ladders: Ladders, entries: list[Entry], terms: Terms, *, keep: bool
+) -> Outlook:
+    filling = Filling(now, capacity, len(entries) + 1)
+    outlook = Outlook(filling, ladders, {entry.row: entry.claim for entry in entries})
+    waiting: list[Entry] = []
+    for entry in entries:
+        entry.claim.floor = entry.level if keep else 0
+        share = None
+        for due in entry.dues:
+            share = filling.fill(entry.claim, due)
+            if share is not None:
+                break
+        if share is None:
+            outlook.late.append(entry.row)
+            if terms.give_up:
+                waiting.append(entry)
+                continue
+            share = filling.rush(entry.claim)
+        if share is not None:
+            outlook.shares[entry.row] = share
+    for entry in waiting:
+        share = filling.rush(entry.claim)
+        if share is not None:
+            outlook.shares[entry.row] = share
+    return outlook
+
+
+class Counter:
+    """Where promises are made: the jobs of a table in order, and the place of a newcomer among them."""
+
+    def __init__(self, job: JobSpec, curve: ScalingCurve, table: Table, terms: Terms) -> None:
+        self.table, self.terms = table, terms
+        self.ladders = Ladders(table.types, table.capacity, terms.cost)
+        self.entries = entries_of(table, self.ladders, terms)
+        allowed, sizes = allowed_types(job, table.types), sizes_of(job, elastic=terms.elastic)
+        kinds = range(len(table.types))
+        steps = [self.ladders.of(curve, k, sizes) if allowed >> k & 1 else None for k in kinds]
+        self.claim = Claim(work_of(job, curve), steps)
+        self._known: Outlook | None = None
+
+    def refusal(self, deadline: float) -> str:
+        """Why this deadline can not be promised to the newcomer; empty if it can."""
+        if self._fastest_s() > self.terms.due(self.table.now, deadline) - self.table.now:
+            return "it can not be done by then on any number of devices"
+        why = self._refusal(deadline, self.entries, self.terms)
+        if why and self._strained():
+            why = self._refusal(deadline, self._eased(), self.terms)
+        return why
+
+    def earliest(self, refused: float) -> float | None:
+        """A deadline that can be promised, near the earliest: last in line is sure, halving does the rest."""
+        now, terms = self.table.now, replace(self.terms, attempts=0)
+        entries = self._eased()
+        share = self._today().filling.copy().rush(self.claim)
+        if share is None:
+            return None
+        fastest = terms.deadline(now, now + self._fastest_s())
+        refused = max(refused, fastest)
+        sure = max(terms.deadline(now, share.finish_s), refused) + 1.0
+        if self._refusal(sure, entries, terms):
+            sure = max(sure, *(entry.deadline for entry in self.entries))
+        elif not self._refusal(refused, entries, terms):
+            return refused
+        for _ in range(terms.halvings):
+            middle = (refused + sure) / 2
+            if self._refusal(middle, entries, terms):
+                refused = middle
+            else:
+                sure = middle
+        return sure
+
+    def _fastest_s(self) -> float:
+        """Seconds the newcomer takes if it gets all it can use and turns out slow."""
+        tops = [ladder for ladder in self.claim.ladders if ladder is not None and ladder.top]
+        runs = [float(self.claim.left / top.speeds[-1] * (1.0 + self.terms.headroom)) for top in tops]
+        return min((run + float(top.pauses[-1]) for run, top in zip(runs, tops, strict=True)), default=math.inf)
+
+    def _refusal(self, deadline: float, entries: list[Entry], terms: Terms) -> str:
+        newcomer = Entry(self.claim, -1, deadline, (terms.due(self.table.now, deadline),), 0)
+        firm = [replace(entry, dues=entry.dues[:1]) for entry in entries]
+        order = sorted([*firm, newcomer], key=lambda entry: entry.deadline)
+        late = arrange(self.table, self.ladders, order, terms).late
+        if -1 in late:
+            return "it can not be done by then beside the jobs that are promised"
+        return f"the promise to {self.table.specs[min(late)].id} could not be kept" if late else ""
+
+    def _today(self) -> Outlook:
+        """How the promised jobs fare without the newcomer."""
+        if self._known is None:
+            self._known = arrange(self.table, self.ladders, self.entries, self.terms)
+        return self._known
+
+    def _strained(self) -> bool:
+        """Whether some job has not even today the spare it should have."""
+        return any(entry.dues[0] < self._finish(entry) for entry in self.entries)
+
+    def _eased(self) -> list[Entry]:
+        """The promises, where jobs that are strained today only must not fare worse."""
+        return [
+            replace(entry, dues=(self._finish(entry) + 1.0,)) if entry.dues[0] < self._finish(entry) else entry
+            for entry in self.entries
+        ]
+
+    def _finish(self, entry: Entry) -> float:
+        share = self._today().shares.get(entry.row)
+        return math.inf if share is None else share.finish_s
+
+
+def work_of(job: JobSpec, curve: ScalingCurve) -> float:
+    """The work of a job in its curve's unit."""
+    work = job.duration_s if isinstance(curve, LawCurve) else job.work
+    assert work is not None
+    return work
+
+
+def admit(job: JobSpec, curve: ScalingCurve, table: Table, terms: Terms) -> Admitted | Rejected:
+    """Promise the job's strict deadline if no other promise breaks; take every job without one."""
+    if job.deadline_s is None or job.soft:
+        what = "no deadline" if job.deadline_s is None else "its deadline is soft"
+        return Admitted(job_id=job.id, reason=f"{what}: it gets what promises leave")
+    counter = Counter(job, curve, table, terms)
+    why = counter.refusal(job.deadline_s)
+    if not why:
+        reason = "its deadline can be kept, and so can all others"
+        return Admitted(job_id=job.id, reason=reason, promised_s=job.deadline_s)
+    earliest = counter.earliest(job.deadline_s)
+    hint = "no deadline could be promised" if earliest is None else f"{earliest:.0f} s could be promised"
+    return Rejected(
+        job_id=job.id,
+        reason=f"deadline {job.deadline_s:.0f} s: {why}; {hint}",
+        earliest_s=earliest,
+    )

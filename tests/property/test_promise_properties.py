@@ -1,0 +1,184 @@
+"""Promises on generated clusters and jobs: what was promised stays possible, whatever comes after it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from concertina.core.cluster import Cluster, Snapshot
+from concertina.core.job import JobPhase, JobSpec, JobView
+from concertina.core.plan import Admitted
+from concertina.policies.admission import rule
+from concertina.policies.filling import ChangeCost, Claim, Ladder, Profile, Share, rank_of
+from concertina.policies.promise import Terms, look_ahead
+from concertina.policies.registry import policy_named
+from concertina.policies.scaling_curve import Curves, LawCurve, ScalingCurve
+from concertina.policies.table import Table
+from concertina.simulator.run import simulate
+
+COMMON = settings(max_examples=60, deadline=None)
+CLUSTERS = ("1x4", "2x4", "3x8", "1x7", "2x4:A100,3x2:T4")
+
+
+@st.composite
+def strict_jobs(draw: st.DrawFn, most: int = 12) -> list[JobSpec]:
+    """Jobs of minutes to hours with strict deadlines, some of them tight, in order of submission."""
+    found, submit = [], 0
+    for index in range(draw(st.integers(1, most))):
+        submit += draw(st.integers(0, 900))
+        seconds = draw(st.integers(60, 9000))
+        wait = seconds * draw(st.sampled_from((0.4, 0.7, 1.0, 1.5, 3.0)))
+        found.append(
+            JobSpec(
+                id=f"j{index}",
+                submit_s=submit,
+                gpus=draw(st.sampled_from((1, 1, 2, 3, 4, 8))),
+                duration_s=seconds,
+                deadline_s=submit + wait,
+                max_workers=draw(st.none() | st.sampled_from((2, 4))),
+            )
+        )
+    return found
+
+
+def table(cluster: str, jobs: list[JobView], now: float = 0.0) -> Table:
+    snapshot = Snapshot(now=now, cluster=Cluster.parse(cluster), jobs=tuple(jobs))
+    return Table.from_snapshot(snapshot, Curves())
+
+
+def admitted(cluster: str, jobs: list[JobSpec], policy: str = "elasticflow") -> list[JobView]:
+    """The jobs that are promised when all come at once, one after the other."""
+    admit = rule(policy_named(policy).admission)
+    taken: list[JobView] = []
+    for job in jobs:
+        now = replace(job, submit_s=0.0, deadline_s=(job.deadline_s or 0.0) - job.submit_s)
+        rows = table(cluster, taken)
+        if isinstance(admit(now, Curves().of(now)[0], list(rows.capacity), rows), Admitted):
+            taken.append(JobView(spec=now, phase=JobPhase.WAITING, waiting_since_s=0.0))
+            check_feasible(table(cluster, taken), Terms(elastic=policy == "elasticflow"))
+    return taken
+
+
+def check_feasible(rows: Table, terms: Terms) -> None:
+    """Nobody is late, everybody has a share that ends in time."""
+    outlook = look_ahead(rows, terms)
+    assert not outlook.late
+    for row in range(len(rows)):
+        assert outlook.shares[row].finish_s <= rows.deadline[row]
+
+
+@COMMON
+@given(strict_jobs(), st.sampled_from(CLUSTERS), st.sampled_from(("elasticflow", "edf-admission")))
+def test_an_admitted_set_stays_feasible_after_any_admission(jobs: list[JobSpec], cluster: str, policy: str) -> None:
+    admitted(cluster, jobs, policy)  # checks after each
+
+
+@COMMON
+@given(strict_jobs(), st.integers(1, 12), st.integers(1, 3))
+def test_adding_a_device_never_makes_a_promise_break(jobs: list[JobSpec], nodes: int, more: int) -> None:
+    taken = admitted(f"{nodes}x1", jobs)
+    check_feasible(table(f"{nodes + more}x1", taken), Terms())
+
+
+@COMMON
+@given(
+    strict_jobs(most=9),
+    st.sampled_from(CLUSTERS),
+    st.sampled_from(("elasticflow", "edf-admission")),
+    st.sampled_from(("instant", "elasticflow", 9.0)),
+    st.sampled_from(("best-fit", "buddy")),
+)
+def test_an_admitted_job_is_never_late(
+    jobs: list[JobSpec], cluster: str, policy: str, overhead: str | float, placement: str
+) -> None:
+    result = simulate(jobs, cluster=Cluster.parse(cluster), policy=policy, overhead=overhead, placement=placement)
+    assert result.summary.admitted_missed == 0
+
+
+@COMMON
+@given(
+    strict_jobs(),
+    st.sampled_from(CLUSTERS),
+    st.sampled_from(("elasticflow", "edf-admission", "edf-elastic")),
+    st.data(),
+)
+def test_never_more_devices_than_exist_and_only_sizes_that_pack(
+    jobs: list[JobSpec], cluster: str, policy: str, data: st.DataObject
+) -> None:
+    loose = [replace(job, deadline_s=None) if i % 4 == 3 else job for i, job in enumerate(jobs)]
+    views = [JobView(spec=job, phase=JobPhase.WAITING, waiting_since_s=0.0) for job in loose]
+    rows = table(cluster, views, now=data.draw(st.integers(0, 20_000)))
+    found = policy_named(policy).allocate(rows)
+    assert found.kind is not None
+    for kind, capacity in enumerate(rows.capacity):
+        assert found.workers[found.kind == kind].sum() <= capacity
+    for count, job in zip(found.workers.tolist(), loose, strict=True):
+        gang = policy == "edf-admission" and count == job.gpus
+        assert gang or count == 0 or count & (count - 1) == 0
+
+
+# -- fast code against a slow twin ---------------------------------------------------------------------------
+
+
+def slow_fill(
+    pieces: list[tuple[float, int]], curve: ScalingCurve, work: float, until: float, cost: ChangeCost
+) -> tuple[int, float] | None:
+    """(level, end) by walking through the pieces for each level in turn."""
+    for exponent in range(5):
+        level, speed_before = 1 << exponent, curve.speed("gpu", (1 << exponent) // 2)
+        if curve.speed("gpu", level) <= speed_before:
+            continue
+        left, held, busy = work, 0, 0.0
+        for (begin, free), (end, _) in zip(pieces, [*pieces[1:], (math.inf, 0)], strict=True):
+            size = min(level, 1 << (rank_of(free) - 1)) if free else 0
+            if size != held:
+                held, busy = size, begin + cost.of(size)
+            speed = curve.speed("gpu", size) if size else 0.0
+            ready = max(begin, busy)
+            if speed and ready + left / speed <= min(end, until):
+                return exponent + 1, ready + left / speed
+            if end >= until:
+                break
+            left -= speed * max(end - ready, 0.0)
+    return None
+
+
+@COMMON
+@given(
+    st.lists(st.tuples(st.integers(10, 300), st.integers(0, 9)), min_size=1, max_size=6),
+    st.integers(20, 1500),
+    st.integers(50, 3000),
+    st.sampled_from((0.0, 5.0)),
+)
+def test_filling_finds_the_level_and_the_end_that_a_slow_walk_finds(
+    stretches: list[tuple[int, int]], work: int, until: int, flat: float
+) -> None:
+    edges = np.cumsum([0, *(length for length, _ in stretches[:-1])]).astype(np.float64)
+    pieces = [(float(edge), free) for edge, (_, free) in zip(edges, stretches, strict=True)]
+    curve, cost = LawCurve(1), ChangeCost(flat_s=flat, doubling_s=1.0 if flat else 0.0)
+    profile = Profile(0.0, 9, len(pieces) + 2)
+    for begin, free in pieces:
+        at = profile._split(begin) if begin else 0
+        profile._free[at], profile._ranks[at] = free, rank_of(free)
+    claim = Claim(float(work), [Ladder(curve, "gpu", (1, 8), 5, cost)])
+    share = profile.fill(claim, 0, float(until))
+    expected = slow_fill(pieces, curve, float(work), float(until), cost)
+    assert (None if share is None else share.level) == (None if expected is None else expected[0])
+    if share is not None and expected is not None:
+        assert math.isclose(share.finish_s, expected[1])
+        check_taken(pieces, profile, share)
+
+
+def check_taken(before: list[tuple[float, int]], profile: Profile, share: Share) -> None:
+    """Until the end something was taken where something was free, afterwards nothing."""
+    after = profile.pieces()
+    for begin, free in after:
+        was = next(count for edge, count in reversed(before) if edge <= begin)
+        if begin >= share.finish_s:
+            assert free == was
+        else:
+            assert free == was - (min(1 << (share.level - 1), 1 << (rank_of(was) - 1)) if was else 0)

@@ -1,0 +1,238 @@
+"""ElasticFlow's promises, by hand: the paper's example, refusals, and who gets what is left."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from concertina.core.cluster import Cluster, Snapshot
+from concertina.core.job import JobPhase, JobSpec, JobView
+from concertina.core.plan import Admitted, Rejected
+from concertina.policies.admission import rule
+from concertina.policies.elasticflow import ElasticFlowPolicy
+from concertina.policies.filling import ChangeCost, Claim, Ladder, Profile
+from concertina.policies.promise import Terms, admit, look_ahead
+from concertina.policies.registry import policy_named
+from concertina.policies.round import run_round
+from concertina.policies.scaling_curve import Curves, ScalingCurve, ThroughputRow, ThroughputTable
+from concertina.policies.table import Table
+
+FIGURE_4 = {1: 1.0, 2: 1.5, 4: 2.0}
+"""The scaling curve of the paper's figure 4(a)."""
+CURVES = Curves(
+    ThroughputTable(
+        rows=tuple(
+            ThroughputRow(model="m", batch_size=8, device_type="gpu", workers=n, iterations_per_s=speed)
+            for n, speed in FIGURE_4.items()
+        )
+    )
+)
+FREE = ChangeCost(flat_s=0.0, doubling_s=0.0)
+HOUR = 3600.0
+
+
+def claim(work: float, low: int = 1, high: int = 4) -> Claim:
+    return Claim(work, [Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (low, high), 4, FREE)])
+
+
+def job(name: str, work: float, deadline: float | None, **fields: object) -> JobSpec:
+    known = {"submit_s": 0.0, "gpus": 1, "model": "m", "batch_size": 8}
+    return JobSpec(**{"id": name, "work": work, "deadline_s": deadline, **known, **fields})  # type: ignore[arg-type]
+
+
+def table(*jobs: JobSpec | JobView, cluster: str = "1x4", now: float = 0.0) -> Table:
+    views = tuple(
+        j if isinstance(j, JobView) else JobView(spec=j, phase=JobPhase.WAITING, waiting_since_s=0.0) for j in jobs
+    )
+    return Table.from_snapshot(Snapshot(now=now, cluster=Cluster.parse(cluster), jobs=views), CURVES)
+
+
+def answer(new: JobSpec, rows: Table, policy: str = "elasticflow") -> Admitted | Rejected:
+    return rule(policy_named(policy).admission)(new, CURVES.of(new)[0], rows.capacity, rows)
+
+
+def shares(rows: Table, policy: str = "elasticflow") -> list[int]:
+    return [int(count) for count in policy_named(policy).allocate(rows).workers]
+
+
+# -- filling -------------------------------------------------------------------------------------------------
+
+
+def test_figure_4b_alone_on_four_devices_two_are_enough() -> None:
+    profile = Profile(0.0, 4, 4)
+    share = profile.fill(claim(3.0), 0, 2.0)
+    assert share is not None
+    assert (share.level, share.rank, share.finish_s) == (2, 2, 2.0)
+    assert profile.pieces() == [(0.0, 2), (2.0, 4)]
+
+
+def test_figure_4c_beside_others_one_device_at_first_and_then_four() -> None:
+    profile = Profile(0.0, 4, 4)
+    assert profile.fill(claim(1.0, high=1), 0, 1.0)
+    assert profile.fill(claim(1.5, low=2, high=2), 0, 1.0)
+    share = profile.fill(claim(3.0), 0, 2.0)
+    assert share is not None
+    assert (share.level, share.rank) == (3, 1)
+    assert (share.grows_s, share.finish_s) == (1.0, 2.0)
+    assert profile.pieces() == [(0.0, 0), (1.0, 0), (2.0, 4)]
+
+
+def test_every_change_on_the_way_costs_a_pause() -> None:
+    cost = ChangeCost(flat_s=10.0, doubling_s=1.0)
+    profile = Profile(0.0, 4, 4)
+    assert profile.fill(claim(150.0, low=2, high=2), 0, 100.0)
+    steps = Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (1, 4), 4, cost)
+    # 2 devices from 11 s to 100 s, 4 devices from 112 s on
+    share = profile.fill(Claim(89 * 1.5 + 50 * 2.0, [steps]), 0, 162.0)
+    assert share is not None
+    assert (share.level, share.rank, share.grows_s, share.finish_s) == (3, 2, 100.0, 162.0)
+
+
+def test_a_job_that_pauses_goes_on_when_the_pause_is_over() -> None:
+    waits = claim(10.0)
+    waits.kind, waits.rank, waits.busy_s = 0, 1, 7.0
+    share = Profile(0.0, 4, 4).fill(waits, 0, 17.0)
+    assert share is not None
+    assert (share.level, share.finish_s) == (1, 17.0)
+
+
+def test_what_can_not_be_filled_in_takes_nothing() -> None:
+    profile = Profile(0.0, 4, 4)
+    assert profile.fill(claim(4.1), 0, 2.0) is None
+    assert profile.pieces() == [(0.0, 4)]
+
+
+def test_a_size_that_is_no_power_of_two_stands_on_the_next_one() -> None:
+    curve = ScalingCurve(points={"gpu": {1: 1.0, 3: 2.5, 8: 4.0}})
+    ladder = Ladder(curve, "gpu", (3, 3), 5, FREE)
+    assert ladder.counts == [0, 0, 0, 3, 3]
+    assert ladder.levels == [3]
+
+
+# -- admission -----------------------------------------------------------------------------------------------
+
+
+def test_a_promise_is_the_deadline_asked_for() -> None:
+    assert answer(job("a", HOUR, 2 * HOUR), table()).promised_s == 2 * HOUR  # type: ignore[union-attr]
+
+
+def test_the_cost_of_starting_and_the_margin_are_part_of_the_promise() -> None:
+    work = 2.0 * HOUR  # an hour on four devices, to the second
+    assert isinstance(answer(job("a", work, HOUR), table()), Rejected)
+    assert isinstance(answer(job("a", work, 1.2 * HOUR), table()), Admitted)
+
+
+def test_a_promise_keeps_a_fixed_and_a_proportional_spare() -> None:
+    terms = Terms(spare_s=90.0, spare_share=0.03)
+    assert terms.due(1000.0, 11_000.0) == 11_000.0 - 90.0 - 300.0
+    assert terms.due(1000.0, 11_000.0, 0.5) == 11_000.0 - 45.0 - 150.0
+    assert terms.due(1000.0, terms.deadline(1000.0, 5000.0)) == pytest.approx(5000.0)
+
+
+def test_a_job_that_is_in_time_only_if_all_goes_well_is_refused() -> None:
+    spec, bold = job("a", 2.0 * HOUR, 1.09 * HOUR), Terms(headroom=0.0)
+    curve = CURVES.of(spec)[0]
+    assert isinstance(admit(spec, curve, table(), bold), Admitted)
+    assert isinstance(admit(spec, curve, table(), Terms(headroom=0.08)), Rejected)
+
+
+def test_a_newcomer_is_refused_that_would_break_an_older_promise() -> None:
+    rows = table(job("old", 4.0 * HOUR, 2.5 * HOUR))
+    new = job("new", 3.0 * HOUR, 1.9 * HOUR)
+    assert isinstance(answer(new, table()), Admitted)
+    assert isinstance(answer(new, rows), Rejected)
+
+
+def test_a_refusal_names_a_deadline_that_would_be_promised() -> None:
+    rows = table(job("old", 4.0 * HOUR, 2.5 * HOUR))
+    told = answer(job("new", 3.0 * HOUR, 1.9 * HOUR), rows)
+    assert isinstance(told, Rejected)
+    assert told.earliest_s is not None
+    assert told.earliest_s > 2.5 * HOUR
+    assert f"{told.earliest_s:.0f} s could be promised" in told.reason
+    assert isinstance(answer(job("new", 3.0 * HOUR, told.earliest_s), rows), Admitted)
+
+
+@pytest.mark.parametrize("fields", [{"deadline_s": None}, {"deadline_s": 1.0, "soft": True}])
+def test_soft_deadlines_and_best_effort_are_never_refused(fields: dict[str, object]) -> None:
+    spec = JobSpec(id="a", submit_s=0.0, gpus=1, model="m", batch_size=8, work=HOUR, **fields)  # type: ignore[arg-type]
+    told = answer(spec, table(job("old", 4.0 * HOUR, 2.5 * HOUR)))
+    assert isinstance(told, Admitted)
+    assert told.promised_s is None
+
+
+def test_without_elasticity_a_job_must_be_in_time_on_what_it_asks_for() -> None:
+    tight = job("a", HOUR, 0.9 * HOUR)
+    assert isinstance(answer(tight, table()), Admitted)
+    assert isinstance(answer(tight, table(), "edf-admission"), Rejected)
+    assert isinstance(answer(tight, table(), "edf-elastic"), Admitted)
+
+
+# -- allocation ----------------------------------------------------------------------------------------------
+
+
+def test_promises_come_before_best_effort() -> None:
+    tight = job("tight", 4.0 * HOUR, 2.4 * HOUR)
+    assert shares(table(job("any", HOUR, None), tight)) == [0, 4]
+
+
+def test_what_is_left_goes_where_a_device_more_brings_most() -> None:
+    rows = table(job("a", HOUR, 9 * HOUR), job("b", HOUR, None), cluster="1x3")
+    assert sorted(shares(rows)) == [1, 2]
+    assert shares(table(job("a", HOUR, 9 * HOUR), job("b", HOUR, 9 * HOUR), cluster="2x4")) == [4, 4]
+
+
+def test_best_effort_starts_before_others_grow_and_the_shortest_first() -> None:
+    loose, short, long = job("p", HOUR, 9 * HOUR), job("s", 10.0, None), job("l", HOUR, None)
+    assert shares(table(loose, long, short, cluster="1x2")) == [1, 0, 1]
+    assert shares(table(loose, long, short, cluster="1x3")) == [1, 1, 1]
+
+
+def test_a_job_whose_deadline_is_lost_waits_for_those_that_can_be_in_time() -> None:
+    lost, tight = job("lost", 4 * HOUR, 0.5 * HOUR), job("tight", 4 * HOUR, 2.4 * HOUR)
+    assert shares(table(lost, tight)) == [0, 4]
+    assert shares(table(lost, tight), "edf-elastic") == [4, 0]
+
+
+def test_without_elasticity_jobs_get_what_they_ask_for_or_nothing() -> None:
+    rows = table(job("a", HOUR, 9 * HOUR, gpus=2), job("b", HOUR, 8 * HOUR, gpus=4), cluster="1x4")
+    assert shares(rows, "edf-admission") == [0, 4]
+
+
+def test_growing_is_not_worth_a_pause_for_a_job_that_is_almost_done() -> None:
+    held = JobView(
+        spec=job("a", HOUR, 9 * HOUR),
+        phase=JobPhase.RUNNING,
+        workers=(("gpu", 1),),
+        placement=(("n0", 1),),
+        work_done=HOUR - 20.0,
+    )
+    assert shares(table(held)) == [1]
+
+
+def test_a_round_is_asked_for_when_a_share_has_to_grow() -> None:
+    first, second = job("a", 1.5 * HOUR, 1.2 * HOUR, max_workers=2), job("b", 3.0 * HOUR, 2.5 * HOUR)
+    found = policy_named("elasticflow").allocate(table(first, second, cluster="1x3"))
+    assert found.workers.tolist() == [2, 1]
+    rows = table(first, second, cluster="1x3")
+    assert look_ahead(rows, Terms()).shares[1].grows_s < math.inf
+    assert found.wake_s is not None
+    assert found.wake_s > 0.0
+
+
+def test_levels_travel_in_the_plan() -> None:
+    views = (JobView(spec=job("a", HOUR, 2.0 * HOUR), phase=JobPhase.SUBMITTED),)
+    snapshot = Snapshot(now=0.0, cluster=Cluster.parse("1x4"), jobs=views)
+    plan = run_round(snapshot, ElasticFlowPolicy(), CURVES)
+    assert isinstance(plan.answers[0], Admitted)
+    assert plan.notes == {"a": (1, 0.0)}
+
+
+def test_the_reason_tells_the_promise_from_the_rest() -> None:
+    rows = table(job("a", HOUR, 2.0 * HOUR), job("b", HOUR, None), job("c", 9 * HOUR, HOUR))
+    policy = ElasticFlowPolicy()
+    assert policy.explain(rows, 0, 0, 1) == "1 devices now keep its deadline"
+    assert policy.explain(rows, 0, 0, 4) == "1 devices now keep its deadline; further ones bring most here"
+    assert policy.explain(rows, 1, 0, 1).startswith("best effort")
+    assert "can not be met any more" in policy.explain(rows, 2, 0, 0)
