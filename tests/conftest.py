@@ -12,15 +12,16 @@ LEAVE_SECONDS = 5.0
 
 
 def children() -> set[int]:
-    """Processes below this one that are not zombies, by pid."""
+    """Processes below this one, by pid; not zombies, and not the one that multiprocessing keeps until the end."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if fields[0] != "Z":
+            if fields[0] != "Z" and b"resource_tracker" not in command:
                 parents[int(entry.name)] = int(fields[1])
     found, frontier = set(), {os.getpid()}
     while frontier:

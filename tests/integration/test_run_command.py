@@ -72,6 +72,13 @@ def test_steps_and_stop_end_all_workers_after_the_same_step(script, concertina, 
         assert "saved after 3" in stopped.stdout, stopped.stderr
 
 
+def test_level_d2_says_whether_the_model_may_mix_gpu_types(script, concertina) -> None:
+    done = concertina("run", "--workers", 1, "--steps", 1, "--level", "D2", script(TRAIN))
+    assert done.returncode == 0, done.stderr
+    assert "the model must stay on one GPU model: it uses kernels that the vendor tunes" in done.stderr
+    assert "Linear (0)" in done.stderr
+
+
 def test_the_exit_code_is_the_scripts(script, concertina) -> None:
     assert concertina("run", script(TRAIN + "sys.exit(5)")).returncode == 5
     crashed = concertina("run", script(TRAIN + "raise KeyError('lost')"))

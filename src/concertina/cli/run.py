@@ -219,6 +219,9 @@ class Display:
         elif kind == "step":
             values = "  ".join(f"{name} {value:.4g}" for name, value in event["log"].items())
             self._progress.update(self._task, completed=event["step"], detail=f"epoch {event['epoch']}  {values}")
+        elif kind == "gpu_mix":
+            verdict = "may mix GPU models" if event["may_mix"] else "must stay on one GPU model"
+            self._say(f"the model {verdict}: {event['reason']}")
         elif kind == "checkpoint" and "handover" not in str(event["path"]):
             self._say(f"step {event['step']}: checkpoint {event['path']}")
         if kind in ("step", "worker_exited", "epoch"):

@@ -18,7 +18,7 @@ from concertina.runtime import environment
 from concertina.runtime.buckets import DdpOptions
 from concertina.runtime.checkpoint import read_checkpoint, write_checkpoint
 from concertina.runtime.data import Feed, LoaderOptions
-from concertina.runtime.determinism import apply_level
+from concertina.runtime.determinism import apply_level, may_mix_gpus
 from concertina.runtime.digest import ParameterDigest
 from concertina.runtime.events import EventPipe
 from concertina.runtime.gates import gate_average, gate_optimizer, gate_scaler, gate_scheduler
@@ -198,10 +198,20 @@ class Session:
         """Every worker compares its environment with worker 0's."""
         on_gpu = any(p.is_cuda for p in prepared.model.parameters())
         self._environment = environment.record(prepared.optimizers, on_gpu)
+        may_mix = self._may_mix(prepared)
         if self._group is not None:
             first = json.loads(self._group.gather_bytes(json.dumps(self._environment).encode())[0])
             who = f"worker {self._env.worker}, compared with worker 0,"
-            environment.require_same(self._environment, first, who, mixed_gpus=self._env.level == "D2")
+            environment.require_same(self._environment, first, who, mixed_gpus=may_mix)
+
+    def _may_mix(self, prepared: Prepared) -> bool:
+        """Whether GPU models may differ: only at level D2, and only if the model's modules allow it."""
+        if self._env.level != "D2":
+            return False
+        verdict = may_mix_gpus(prepared.model)
+        if self.is_main:
+            self.events.emit("gpu_mix", may_mix=verdict.may_mix, reason=verdict.reason)
+        return verdict.may_mix
 
     def loader(
         self,
