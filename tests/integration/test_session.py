@@ -1,6 +1,7 @@
 """What a script asks of its session keeps its meaning at every number of workers and across changes."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,17 @@ def test_a_job_of_one_virtual_worker_may_break(script, backend: LocalBackend, tm
     text = job("if loader.index == 1: break")
     settings = RunSettings(script=script(text), args=[str(tmp_path / "x.pt")], run_dir=tmp_path / "run")
     assert run(settings, backend=backend).steps == 6
+
+
+def test_what_a_script_started_ends_with_its_worker(script, backend: LocalBackend, tmp_path: Path) -> None:
+    started = (
+        "import subprocess\nchild = subprocess.Popen(['sleep', '600'])\n"
+        "open(sys.argv[1] + '.pid', 'w').write(str(child.pid))\n"
+    )
+    result(job(head=started), script, backend, tmp_path, 1)
+    pid = int((tmp_path / "1-.pt.pid").read_text())
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"process {pid} of the script is still there")

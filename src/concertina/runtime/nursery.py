@@ -5,6 +5,7 @@ draws no random numbers and starts no threads. It reads one JSON command per lin
 event pipe. When whoever started it goes away, it and all its workers end.
 """
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -28,6 +29,12 @@ def import_what_workers_need() -> None:
     """torch loads some parts on first use (an optimizer step needs its compiler package); do so once, here."""
     importlib.import_module("torch._dynamo")
     importlib.import_module("torch.utils.data")
+
+
+def end_group(pid: int) -> None:
+    """Kills a worker and whatever its script has started and left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 class Nursery:
@@ -56,6 +63,8 @@ class Nursery:
             if 0 in readable:
                 data = os.read(0, 1 << 16)
                 if not data:
+                    for pid in self._children:
+                        end_group(pid)
                     return
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
@@ -73,6 +82,7 @@ class Nursery:
         code = 1
         try:
             die_with_parent()
+            os.setpgid(0, 0)  # so that what the script starts can be ended with it
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for fd in (self._wake_read, self._wake_write):
@@ -96,6 +106,7 @@ class Nursery:
             if pid == 0:
                 return
             worker, generation = self._children.pop(pid)
+            end_group(pid)
             code = os.waitstatus_to_exitcode(status)
             self.emit(event="worker_exited", worker=worker, generation=generation, pid=pid, code=code)
 
