@@ -6,6 +6,7 @@ from concertina.core.errors import UnknownNameError
 from concertina.policies.backfill import BackfillPolicy
 from concertina.policies.base import Policy
 from concertina.policies.chronus import ChronusPolicy
+from concertina.policies.concertina import ConcertinaPolicy
 from concertina.policies.edf import EdfPolicy
 from concertina.policies.elasticflow import ElasticFlowPolicy
 from concertina.policies.fifo import FifoPolicy
@@ -39,6 +40,7 @@ _ALL: tuple[Policy, ...] = (
     OptimusPolicy(),
     GreedyPolicy(),
     MilpPolicy(),
+    ConcertinaPolicy(),
     ElasticFlowPolicy(),
     ElasticFlowPolicy(
         name="edf-admission",

@@ -1,0 +1,115 @@
+"""The figures of docs/results/concertina-policy.md.
+
+    python -m benchmarks.own_policy traces [NAME ...]      deadlines met, beside elasticflow
+    python -m benchmarks.own_policy mix [NAME ...]         30 % best effort: their completion times, all policies
+    python -m benchmarks.own_policy fairness [NAME ...]    best effort alone: worst finish-time fairness
+    python -m benchmarks.own_policy decision               one decision, 500 active jobs on 1,024 devices
+
+`--policy NAME` (repeatable) and `--overhead NAME` narrow it down. Everything in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from concertina.core.job import JobSpec
+from concertina.policies.registry import POLICIES
+from concertina.simulator.metrics import JobOutcome, Result
+from concertina.simulator.run import simulate
+from concertina.simulator.scenario import Scenario, load_scenario
+
+TRACES = Path(__file__).parents[2] / "shared" / "traces"
+CASES = {
+    "195job": ("elasticflow-itp/195job", "16x8:A100"),
+    "philly_103959": ("elasticflow/philly_103959", "32x8:A100"),
+    "cluster10": ("elasticflow-itp/cluster10", "32x8:A100"),
+    "elasticVpollux_e": ("elasticflow/elasticVpollux_e", "16x4:T4"),
+    "cluster01": ("elasticflow-itp/cluster01", "64x8:A100"),
+    "cluster06": ("elasticflow-itp/cluster06", "64x8:A100"),
+    "cluster05": ("elasticflow-itp/cluster05", "64x8:A100"),
+    "cluster02": ("elasticflow-itp/cluster02", "64x8:A100"),
+    "cluster08": ("elasticflow-itp/cluster08", "128x8:A100"),
+    "cluster07": ("elasticflow-itp/cluster07", "128x8:A100"),
+    "cluster04": ("elasticflow-itp/cluster04", "128x8:A100"),
+}
+SMALL = ("195job", "philly_103959", "cluster10", "elasticVpollux_e")
+
+
+def scenario_of(name: str) -> Scenario:
+    """A shared trace on its cluster."""
+    file, cluster = CASES[name]
+    return load_scenario(str(TRACES / f"{file}.csv.gz"), cluster=cluster)
+
+
+def loosened(jobs: Sequence[JobSpec], part: float, seed: int = 0) -> tuple[JobSpec, ...]:
+    """The jobs, this part of them (drawn by chance) without their deadlines."""
+    draw = random.Random(seed)
+    loose = set(draw.sample(range(len(jobs)), round(part * len(jobs))))
+    return tuple(replace(job, deadline_s=None, soft=False) if i in loose else job for i, job in enumerate(jobs))
+
+
+def run(scenario: Scenario, policy: str, overhead: str) -> tuple[Result, float]:
+    """The result, and CPU seconds."""
+    begun = time.process_time()
+    result = simulate(
+        scenario.jobs,
+        cluster=scenario.cluster,
+        policy=policy,
+        throughput=scenario.throughput,
+        overhead=overhead,
+        trace=scenario.name,
+    )
+    return result, time.process_time() - begun
+
+
+def finished(result: Result) -> Iterator[tuple[JobOutcome, float]]:
+    """Jobs without a deadline and their completion times."""
+    for outcome in result.outcomes:
+        if outcome.deadline_s is None and outcome.jct_s is not None:
+            yield outcome, outcome.jct_s
+
+
+def row(name: str, policy: str, result: Result, spent: float) -> None:
+    """One row of a table."""
+    found = result.summary
+    loose = list(finished(result))
+    jct = float(np.mean([seconds for _, seconds in loose])) if loose else 0.0
+    rhos = [outcome.fair_share for outcome, _ in loose]
+    total = sum(outcome.deadline_s is None for outcome in result.outcomes)
+    print(
+        f"| {name} | {policy} | {found.deadline_met} | {found.admitted_missed} | {len(loose)} of {total} | {jct:.0f} "
+        f"| {max(rhos, default=0.0):.2f} | {np.mean(rhos) if rhos else 0.0:.2f} | {found.rescales} "
+        f"| {found.decision_ms_p95:.1f} | {spent:.1f} |",
+        flush=True,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("traces", "mix", "fairness", "decision"))
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--policy", "-p", action="append")
+    parser.add_argument("--overhead", default="elasticflow")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    part = {"traces": 0.0, "mix": 0.3, "fairness": 1.0}[given.what]
+    policies = given.policy or (["concertina", "elasticflow"] if given.what == "traces" else list(POLICIES))
+    print("| trace | policy | deadlines met | of the admitted late | best effort done | their mean JCT, s "
+          "| worst rho | mean rho | rescales | p95 ms | CPU s |")  # fmt: skip
+    for name in given.names or SMALL:
+        scenario = scenario_of(name)
+        scenario = replace(scenario, jobs=loosened(scenario.jobs, part, given.seed))
+        for policy in policies:
+            row(name, policy, *run(scenario, policy, given.overhead))
+
+
+if __name__ == "__main__":
+    main()

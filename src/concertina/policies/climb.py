@@ -1,0 +1,109 @@
+"""Devices step by step to where they bring most: what is left over after promises and floors.
+
+A step takes a job to the next power of two. Its gain is the speed it adds for each device, in units of the
+job's own speed on its first device, times what the job's progress is worth. Pure arithmetic; nothing here
+knows why a job is worth more than another.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from concertina.policies.filling import Ladder
+
+
+@dataclass(slots=True, kw_only=True)
+class Climber:
+    """A job on its way up from what it is sure to get."""
+
+    row: int
+    ladders: Sequence[Ladder | None]
+    """By device type; None where it may not run."""
+    left: float
+    """Work to do."""
+    held_kind: int
+    held_rank: int
+    """What it holds; -1 and 0: nothing."""
+    weight: float
+    """What its progress is worth."""
+    unit: float
+    """Speed per device that counts as 1."""
+    tie: float
+    """Of equal steps the smaller goes first."""
+    bold: bool = True
+    """Whether it may lose a few seconds in order to gain more."""
+    kind: int = -1
+    rank: int = 0
+    """What it is to have."""
+
+    @property
+    def count(self) -> int:
+        """Devices it is to have."""
+        return self.ladder.counts[self.rank] if self.rank else 0
+
+    @property
+    def ladder(self) -> Ladder:
+        """Its ladder on the type it is on."""
+        ladder = self.ladders[self.kind]
+        assert ladder is not None
+        return ladder
+
+
+def climb(climbers: list[Climber], free: list[int], *, horizon_s: float, loyalty: float) -> None:
+    """Give steps to the largest gain until nothing is free or nothing gains; changes both arguments."""
+    steps: list[tuple[float, float, int, int, int]] = []
+
+    def look(index: int, kind: int) -> None:
+        climber = climbers[index]
+        found = _step(climber, kind, horizon_s, loyalty) if free[kind] > 0 else None
+        if found:
+            heapq.heappush(steps, (-found[0], climber.tie, index, kind, found[1]))
+
+    for index, climber in enumerate(climbers):
+        for kind in _kinds(climber):
+            look(index, kind)
+    while steps:
+        _, _, index, kind, rank = heapq.heappop(steps)
+        climber = climbers[index]
+        if climber.rank and climber.kind != kind:
+            continue  # it went to another type in the meantime
+        ladder = climber.ladders[kind]
+        assert ladder is not None
+        extra = ladder.counts[rank] - climber.count
+        if extra > free[kind]:
+            continue
+        free[kind] -= extra
+        climber.kind, climber.rank = kind, rank
+        look(index, kind)
+
+
+def _kinds(climber: Climber) -> list[int]:
+    """Types it can take a first step on: the one it is on, else the one it holds, else all."""
+    if climber.rank:
+        return [climber.kind]
+    if climber.held_rank:
+        return [climber.held_kind]
+    return [kind for kind, ladder in enumerate(climber.ladders) if ladder is not None and ladder.levels]
+
+
+def _step(climber: Climber, kind: int, horizon_s: float, loyalty: float) -> tuple[float, int] | None:
+    """(gain per device, rank) of the next step, or None where it brings nothing."""
+    ladder, rank = climber.ladders[kind], climber.rank
+    assert ladder is not None
+    above = ladder.next_above(rank)
+    if not above:
+        return None
+    speed, faster = float(ladder.speeds[rank]), float(ladder.speeds[above])
+    gain = climber.weight * (faster - speed) / (ladder.counts[above] - ladder.counts[rank]) / climber.unit
+    held = climber.held_rank if climber.held_kind == kind else 0
+    if above <= held:
+        return gain * loyalty, above
+    if rank == held:
+        if not climber.bold:
+            return None
+        lasts = min(horizon_s, climber.left / faster)
+        if rank and (faster - speed) * lasts <= faster * float(ladder.pauses[above]):
+            return None
+    return gain, above
