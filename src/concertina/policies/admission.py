@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concertina.core.errors import UnknownNameError
 from concertina.core.job import JobSpec
 from concertina.core.plan import Admitted, Rejected
+from concertina.policies.fair_promise import admit_fairly
 from concertina.policies.promise import Terms, admit
 from concertina.policies.scaling_curve import ScalingCurve
 from concertina.policies.table import Table, allowed_types
@@ -49,6 +50,12 @@ def promise(job: JobSpec, curve: ScalingCurve, slots: Sequence[int], table: Tabl
     return admit(job, curve, table, Terms()) if isinstance(answer, Admitted) else answer
 
 
+def promise_fair(job: JobSpec, curve: ScalingCurve, slots: Sequence[int], table: Table) -> Admitted | Rejected:
+    """The same, and jobs without a promise still get their fair share."""
+    answer = fits_elastic(job, curve, slots, table)
+    return admit_fairly(job, curve, table, Terms()) if isinstance(answer, Admitted) else answer
+
+
 def promise_gang(job: JobSpec, curve: ScalingCurve, slots: Sequence[int], table: Table) -> Admitted | Rejected:
     """The same for jobs that only ever run on the devices they asked for."""
     answer = fits(job, curve, slots, table)
@@ -59,6 +66,7 @@ RULES: dict[str, Rule] = {
     "fits": fits,
     "fits-elastic": fits_elastic,
     "promise": promise,
+    "promise-fair": promise_fair,
     "promise-gang": promise_gang,
 }
 

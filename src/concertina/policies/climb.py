@@ -57,7 +57,7 @@ def climb(climbers: list[Climber], free: list[int], *, horizon_s: float, loyalty
 
     def look(index: int, kind: int) -> None:
         climber = climbers[index]
-        found = _step(climber, kind, horizon_s, loyalty) if free[kind] > 0 else None
+        found = _step(climber, kind, free[kind], horizon_s, loyalty) if free[kind] > 0 else None
         if found:
             heapq.heappush(steps, (-found[0], climber.tie, index, kind, found[1]))
 
@@ -72,11 +72,30 @@ def climb(climbers: list[Climber], free: list[int], *, horizon_s: float, loyalty
         ladder = climber.ladders[kind]
         assert ladder is not None
         extra = ladder.counts[rank] - climber.count
-        if extra > free[kind]:
-            continue
-        free[kind] -= extra
-        climber.kind, climber.rank = kind, rank
+        if extra <= free[kind]:
+            free[kind] -= extra
+            climber.kind, climber.rank = kind, rank
         look(index, kind)
+
+
+def lift(climber: Climber, need: float, free: list[int]) -> None:
+    """Take a job at once to the lowest rank with this speed, or to the fastest there is room for."""
+    best: tuple[bool, float, int, int] | None = None
+    for kind in _kinds(climber):
+        ladder = climber.ladders[kind]
+        assert ladder is not None
+        for rank in ladder.levels:
+            if ladder.counts[rank] > free[kind]:
+                break
+            speed = float(ladder.speeds[rank])
+            enough = speed >= need
+            found = (enough, -float(ladder.counts[rank]) if enough else speed, kind, rank)
+            best = found if best is None or found[:2] > best[:2] else best
+            if enough:
+                break
+    if best is not None:
+        climber.kind, climber.rank = best[2], best[3]
+        free[climber.kind] -= climber.count
 
 
 def _kinds(climber: Climber) -> list[int]:
@@ -88,22 +107,36 @@ def _kinds(climber: Climber) -> list[int]:
     return [kind for kind, ladder in enumerate(climber.ladders) if ladder is not None and ladder.levels]
 
 
-def _step(climber: Climber, kind: int, horizon_s: float, loyalty: float) -> tuple[float, int] | None:
-    """(gain per device, rank) of the next step, or None where it brings nothing."""
+def _step(climber: Climber, kind: int, room: int, horizon_s: float, loyalty: float) -> tuple[float, int] | None:
+    """(gain per device, rank) of the best step with at most `room` devices; None where none brings anything.
+
+    A step may leave ranks out: where two devices bring little and four bring much, it goes to four at once.
+    """
     ladder, rank = climber.ladders[kind], climber.rank
     assert ladder is not None
-    above = ladder.next_above(rank)
-    if not above:
-        return None
-    speed, faster = float(ladder.speeds[rank]), float(ladder.speeds[above])
-    gain = climber.weight * (faster - speed) / (ladder.counts[above] - ladder.counts[rank]) / climber.unit
+    counts, speeds = ladder.counts, ladder.speeds
     held = climber.held_rank if climber.held_kind == kind else 0
-    if above <= held:
-        return gain * loyalty, above
-    if rank == held:
-        if not climber.bold:
-            return None
-        lasts = min(horizon_s, climber.left / faster)
-        if rank and (faster - speed) * lasts <= faster * float(ladder.pauses[above]):
-            return None
-    return gain, above
+    has, speed = counts[rank], float(speeds[rank])
+    best: tuple[float, int] | None = None
+    for above in ladder.levels:
+        if above <= rank:
+            continue
+        extra = counts[above] - has
+        if extra > room:
+            break
+        faster = float(speeds[above])
+        gain = climber.weight * (faster - speed) / extra / climber.unit
+        if above <= held:
+            gain *= loyalty
+        elif not climber.bold or (held and not _repays(climber, ladder, above, held, horizon_s)):
+            break
+        if best is None or gain > best[0]:
+            best = gain, above
+    return best
+
+
+def _repays(climber: Climber, ladder: Ladder, above: int, held: int, horizon_s: float) -> bool:
+    """Whether growing beyond what it holds brings more than the pause costs, as long as it may last."""
+    faster = float(ladder.speeds[above])
+    lasts = min(horizon_s, climber.left / faster)
+    return (faster - float(ladder.speeds[held])) * lasts > faster * float(ladder.pauses[above])

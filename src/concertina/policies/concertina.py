@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from concertina.policies.base import Shares
-from concertina.policies.climb import Climber, climb
+from concertina.policies.climb import Climber, climb, lift
 from concertina.policies.elasticflow import ElasticFlowPolicy
+from concertina.policies.fair_promise import loose_rows, wished, with_wishes
+from concertina.policies.fairness import fairness_of, notes
 from concertina.policies.filling import Claim, Share
 from concertina.policies.promise import Outlook, Terms, claim_of, look_ahead
 from concertina.policies.table import Floats, Ints, Table
@@ -22,11 +24,11 @@ from concertina.policies.table import Floats, Ints, Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcertinaPolicy:
-    """Promises, then marginal gain weighed by who would wait for it."""
+    """Promises, the floor, then marginal gain weighed by who would wait for it."""
 
     name: str = "concertina"
     paper: str = "this project; ElasticFlow, heSRPT (Berg et al. 2020) and Themis in one"
-    admission: str = "promise"
+    admission: str = "promise-fair"
     terms: Terms = field(default_factory=Terms)
     horizon_s: float = 600.0
     """How long a job is expected to keep devices: a change has to pay off in that time."""
@@ -34,22 +36,32 @@ class ConcertinaPolicy:
     """How much more a step is worth that only keeps what a job holds."""
     bias: float = 0.7
     """How much shorter jobs go first: 0 not at all, 1 as if devices sped up every job in proportion."""
-    promised: float = 1.0
+    promised: float = 0.3
     """What device time saved on a promised job is worth, in units of the longest job's."""
+    floor: float = 1.6
+    """Finish-time fairness from which a job without a promise comes before the shorter ones."""
+    relief: float = 0.2
+    """How far below that a job that runs must be to step back again."""
+    limit: float = 2.0
+    """Finish-time fairness that no job shall exceed."""
+    wishes: int = 100
+    """Jobs without a promise that a plan looks at: more would take too long."""
+    lease_s: float = 300.0
+    """How long a choice holds at least where only the floor would change it."""
 
     def allocate(self, table: Table) -> Shares:
         """Minimum shares, the floor, then steps by gain."""
-        loose = loose_rows(table)
-        if not loose.size:
+        rows = loose_rows(table)
+        if not rows.size:
             return self._alone().allocate(table)
         outlook = look_ahead(table, self.terms)
-        free = list(table.capacity)
-        climbers = [self._promised(table, row, share, outlook.claims[row]) for row, share in outlook.shares.items()]
-        for climber in climbers:
-            free[climber.kind] -= climber.count
-        climbers += self._loose(table, outlook, loose, free)
-        climb(climbers, free, horizon_s=self.horizon_s, loyalty=self.loyalty)
-        return self._shares(table, outlook, climbers)
+        crowd = Crowd(table, rows, self.bias)
+        climbers = self._settle(crowd, outlook)
+        if outlook.shares and self._behind(crowd, climbers):
+            better = self._with_wishes(crowd, outlook)
+            if better is not None:
+                outlook, climbers = better, self._settle(crowd, better)
+        return self._shares(crowd, outlook, climbers)
 
     def explain(self, table: Table, row: int, before: int, after: int) -> str:
         """Its promise, or what the promises leave."""
@@ -79,56 +91,144 @@ class ConcertinaPolicy:
             rank=share.rank,
         )
 
-    def _loose(self, table: Table, outlook: Outlook, rows: Ints, free: Sequence[int]) -> list[Climber]:
-        """The jobs without a promise that can come into question."""
-        left = table.left()
-        size = table.time_left()[rows] * table.gpus[rows]
-        weights = weights_by_rank(size, self.bias)
-        order = np.argsort(size, kind="stable")
+    def _settle(self, crowd: Crowd, outlook: Outlook) -> list[Climber]:
+        """Who gets what, given what the promises (and the wishes that were granted) take."""
+        table, free = crowd.table, list(crowd.table.capacity)
+        granted = {row: share for row, share in outlook.shares.items() if row not in crowd.place}
+        climbers = [self._promised(table, row, share, outlook.claims[row]) for row, share in granted.items()]
+        for climber in climbers:
+            free[climber.kind] -= climber.count
+        needy = self._needy(crowd)
+        loose = self._loose(crowd, outlook, needy, free)
+        for row, share in outlook.shares.items():
+            place = crowd.place.get(row)
+            if place in loose and share.rank and row not in outlook.late:
+                loose[place].kind, loose[place].rank = share.kind, share.rank
+                free[share.kind] -= loose[place].count
+        self._lift(crowd, needy, loose, free)
+        climbers += loose.values()
+        climb(climbers, free, horizon_s=self.horizon_s, loyalty=self.loyalty)
+        return climbers
+
+    @staticmethod
+    def _behind(crowd: Crowd, climbers: list[Climber]) -> bool:
+        """Whether some job without a promise gets less than its fair share."""
+        fast = {c.row for c in climbers if c.rank and c.ladder.speeds[c.rank] >= crowd.fair_speed(c.row)}
+        return any(row not in fast for row in crowd.rows.tolist())
+
+    def _with_wishes(self, crowd: Crowd, outlook: Outlook) -> Outlook | None:
+        """A plan in which the shortest jobs without a promise get their fair share too, and no promise suffers."""
+        table, terms = crowd.table, replace(self.terms, attempts=0)
+        strained = self._strained(table, outlook)
+        deadlines = wished(table, crowd.rows, crowd.fair, terms)
+        wishes = min(len(crowd.rows), self.wishes, sum(table.capacity))
+        while wishes:
+            some = crowd.order[:wishes]
+            plan = look_ahead(with_wishes(table, crowd.rows[some], deadlines[some]), terms)
+            if self._strained(table, plan) <= strained:
+                return plan
+            wishes //= 4
+        return None
+
+    def _strained(self, table: Table, outlook: Outlook) -> set[int]:
+        """Promised jobs that are late or have not the spare they should have."""
+        found = {row for row in outlook.late if math.isfinite(table.deadline[row])}
+        for row, share in outlook.shares.items():
+            deadline = float(table.deadline[row])
+            if math.isfinite(deadline) and share.finish_s > self.terms.due(table.now, deadline, self.terms.defended):
+                found.add(row)
+        return found
+
+    def _loose(self, crowd: Crowd, outlook: Outlook, needy: Sequence[int], free: Sequence[int]) -> dict[int, Climber]:
+        """The jobs without a promise that can come into question, by their place among these."""
         room = max(sum(free), 0)
-        chosen = order[(np.arange(len(order)) < room) | (table.held[rows[order]] > 0)]
-        found = []
-        for index in chosen.tolist():
-            row = int(rows[index])
-            claim = claim_of(table, row, float(left[row]), outlook.ladders, elastic=True)
-            found.append(
-                Climber(
+        chosen = {*crowd.order[:room].tolist(), *np.flatnonzero(crowd.held).tolist(), *needy[:room]}
+        found = {}
+        for place in sorted(chosen):
+            row = int(crowd.rows[place])
+            left = float(crowd.left[place])
+            claim = claim_of(crowd.table, row, left, outlook.ladders, elastic=True)
+            unit = best_unit(claim)
+            if unit > 0:
+                found[place] = Climber(
                     row=row,
                     ladders=claim.ladders,
                     left=claim.left,
                     held_kind=claim.kind,
                     held_rank=claim.rank,
-                    weight=float(weights[index]),
-                    unit=best_unit(claim),
-                    tie=1e15 + float(size[index]),
+                    weight=float(crowd.weights[place]),
+                    unit=unit,
+                    tie=1e15 + float(crowd.size[place]),
                 )
-            )
-        return [climber for climber in found if climber.unit > 0]
+        return found
 
-    @staticmethod
-    def _shares(table: Table, outlook: Outlook, climbers: list[Climber]) -> Shares:
-        workers, kinds = np.zeros(len(table), dtype=np.int64), np.full(len(table), -1, dtype=np.int64)
-        levels = np.zeros(len(table), dtype=np.int64)
+    def _needy(self, crowd: Crowd) -> list[int]:
+        """Places of the jobs below the floor, those that fare worst first."""
+        rho = crowd.fair.rho
+        needy = np.flatnonzero(rho >= np.where(crowd.held > 0, self.floor - self.relief, self.floor))
+        order: list[int] = needy[np.argsort(-rho[needy], kind="stable")].tolist()
+        return order
+
+    def _lift(self, crowd: Crowd, needy: Sequence[int], loose: dict[int, Climber], free: list[int]) -> None:
+        """Give the jobs below the floor what brings them home in time, as far as there is."""
+        for place in needy:
+            if max(free) <= 0:
+                return
+            climber = loose.get(place)
+            if climber is None or climber.rank:
+                continue
+            row = climber.row
+            goal = float(crowd.table.submit[row] + self.limit * crowd.fair.fair_s[place] - crowd.table.now)
+            lift(climber, max(crowd.fair_speed(row), climber.left / max(goal, 1.0)), free)
+
+    def _shares(self, crowd: Crowd, outlook: Outlook, climbers: list[Climber]) -> Shares:
+        table, n = crowd.table, len(crowd.table)
+        workers, kinds = np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64)
+        levels, speed = np.zeros(n, dtype=np.int64), np.zeros(n)
         wake = math.inf
         for climber in climbers:
             if climber.rank:
                 workers[climber.row], kinds[climber.row] = climber.count, climber.kind
+                speed[climber.row] = climber.ladder.speeds[climber.rank]
             planned = outlook.shares.get(climber.row)
             if planned is not None:
                 levels[climber.row] = planned.level
                 if climber.rank < planned.level:
-                    wake = min(wake, planned.grows_s)
-        wake_s = None if wake == math.inf else max(wake, table.now + 1.0)
-        return Shares(workers=workers, kind=kinds, level=levels, wake_s=wake_s)
+                    wake = min(wake, max(planned.grows_s, table.now + 1.0))
+        wake = min(wake, self._next_needy(crowd, speed[crowd.rows]))
+        levels, stamps = notes(table, crowd.rows, crowd.fair, levels)
+        return Shares(
+            workers=workers, kind=kinds, level=levels, stamp=stamps, wake_s=None if wake == math.inf else wake
+        )
+
+    def _next_needy(self, crowd: Crowd, speed: Floats) -> float:
+        """When the next job falls below the floor if nothing else happens."""
+        fair, asked = crowd.fair, crowd.table.asked_speed[crowd.rows]
+        falls = 1.0 - speed * fair.crowd / asked
+        slow = falls > 1e-6
+        if not slow.any():
+            return math.inf
+        after = (self.floor - fair.rho[slow]) * fair.fair_s[slow] / falls[slow]
+        return crowd.table.now + max(float(after.min()), self.lease_s)
 
 
-def loose_rows(table: Table) -> Ints:
-    """Rows without a promise: no deadline, or a soft one."""
-    strict = np.isfinite(table.deadline)
-    for row in np.flatnonzero(strict).tolist():
-        if table.specs[row].soft:
-            strict[row] = False
-    return np.flatnonzero(~strict)
+class Crowd:
+    """The jobs without a promise, by columns."""
+
+    def __init__(self, table: Table, rows: Ints, bias: float) -> None:
+        self.table, self.rows = table, rows
+        self.place = {row: place for place, row in enumerate(rows.tolist())}
+        self.left: Floats = table.left()[rows]
+        self.held: Ints = table.held[rows]
+        self.size: Floats = table.time_left()[rows] * table.gpus[rows]
+        """Device-seconds to go on the devices asked for."""
+        self.order: Ints = np.argsort(self.size, kind="stable")
+        self.weights = weights_by_rank(self.size, bias)
+        self.fair = fairness_of(table, rows)
+
+    def fair_speed(self, row: int) -> float:
+        """The speed of its fair share."""
+        return float(self.table.asked_speed[row]) / self.fair.crowd
 
 
 def weights_by_rank(size: Floats, bias: float) -> Floats:

@@ -9,6 +9,7 @@ between events, and a test holds the two against each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -169,6 +170,15 @@ class Table:
     def free(self) -> list[int]:
         """Devices nobody holds, by type. Below zero right after nodes were lost."""
         return [up - used for up, used in zip(self.capacity, self.used, strict=True)]
+
+    def with_columns(self, *, deadline: Floats, level: Ints) -> Table:
+        """The same jobs with other deadlines and notes, to be read only: a what-if."""
+        twin = copy(self)
+        twin._columns = dict(self._columns)
+        for name, values in (("deadline", deadline), ("level", level)):
+            twin._columns[name] = self._columns[name].copy()
+            twin._columns[name][self._start : self._end] = values
+        return twin
 
     # -- for the keeper of the table -------------------------------------------------------------------------
 
