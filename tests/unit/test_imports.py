@@ -14,12 +14,14 @@ ALLOWED = {  # folder -> third-party packages, and folders of our own
     "master": (set(), {"core", "master"}),
     "runtime": ({"torch", "numpy"}, {"core", "runtime"}),
     "backends": (set(), {"core", "backends"}),
+    "store": (set(), {"core", "store"}),
     "verify": (set(), {"core", "runner", "verify"}),
     "policies": ({"numpy"}, {"core", "policies"}),
     "simulator": ({"numpy", "plotly", "rich"}, {"core", "policies", "simulator"}),
 }
 SOLVERS = {"milp.py": {"highspy"}}  # the one file that may ask a solver
-PURE = ["core", "policies", "master/machine.py", "runtime/ring_order.py"]
+SOLVERS |= {name: {"aetcd", "grpc"} for name in ("etcd.py", "etcd_members.py", "etcd_watch.py")}
+PURE = ["core", "policies", "master/machine.py", "runtime/ring_order.py", "store/lease.py", "store/protocol.py"]
 IMPURE = {"time", "os", "socket", "asyncio", "threading", "subprocess", "logging"}
 
 

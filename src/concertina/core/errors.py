@@ -3,7 +3,8 @@
     ConcertinaError
     ├── UsageError              the caller asked for something that makes no sense; exit code 2
     │   ├── UnsupportedScript   the script does what cannot be done elastically with the right bits
-    │   └── CheckpointError     a checkpoint is missing, torn, too new, or of another model
+    │   ├── CheckpointError     a checkpoint is missing, torn, too new, or of another model
+    │   └── StoreAddressError   the address of a store that can not be understood or opened
     ├── EnvironmentMismatch     a worker computes with other kernels than the rest would; exit code 2
     ├── DivergenceError         replicas that must be equal are not
     ├── JobFailed               a worker ended in a way the job cannot go on from
@@ -15,6 +16,12 @@
     ├── SimulationError         the simulated cluster was asked for something impossible
     ├── TraceError              a trace or table that can not be read (simulator/readers/problems.py)
     │   └── BadRowsError        some of its rows can not be used, and skipping them was not asked for
+    ├── StoreError              the store refused or failed (store/)
+    │   ├── StoreRequestError   a key, value or time no store takes
+    │   ├── StoreUnavailable    no answer in time; a write may or may not have been done
+    │   ├── LeaseGone           the lease ran out or was revoked
+    │   └── HistoryGone         a watch asked for changes that are no longer kept: list again
+    ├── Deposed                 this leader's time is over; whatever it wanted to write was not written
     ├── NoPlotlyError           a page was asked for and plotly is missing (simulator/report_html.py)
     └── UnwritableError         a file that was asked for can not be written (cli/simulate.py)
 
@@ -36,6 +43,10 @@ class UnsupportedScript(UsageError):
 
 class CheckpointError(UsageError):
     """A checkpoint that cannot be used."""
+
+
+class StoreAddressError(UsageError):
+    """A store's address that makes no sense, or a place where no store can be opened."""
 
 
 class EnvironmentMismatch(ConcertinaError):
@@ -99,3 +110,42 @@ class NoCurveError(ConcertinaError):
 
 class SimulationError(ConcertinaError):
     """The simulated cluster was asked for something impossible: a defect in a policy or in the engine."""
+
+
+class StoreError(ConcertinaError):
+    """A store could not do what was asked."""
+
+
+class StoreRequestError(StoreError, ValueError):
+    """A key, a value or a time to live that no store takes."""
+
+
+class StoreUnavailable(StoreError):
+    """The store gave no answer in time. A write that ends like this may or may not have been done."""
+
+
+class LeaseGone(StoreError):
+    """A lease that ran out or was revoked; the keys attached to it are gone too."""
+
+    def __init__(self, lease: int) -> None:
+        super().__init__(f"lease {lease} ran out or was revoked; its keys are gone: grant a new one")
+        self.lease = lease
+
+
+class HistoryGone(StoreError):
+    """Changes that were asked for are no longer kept."""
+
+    def __init__(self, *, after: int, oldest: int) -> None:
+        super().__init__(
+            f"changes after revision {after} were asked for, but only those from {oldest} on are kept: "
+            "list the prefix again and watch on from the listing's revision"
+        )
+        self.after, self.oldest = after, oldest
+
+
+class Deposed(ConcertinaError):
+    """A leader whose lease is over, or nearly so. It may not act any more and can not come back under this number."""
+
+    def __init__(self, *, name: str, fence: int, reason: str) -> None:
+        super().__init__(f"leader {fence} of {name!r} is deposed: {reason}")
+        self.name, self.fence, self.reason = name, fence, reason
