@@ -56,10 +56,6 @@ class EtcdCluster:
                 return number
         raise AssertionError("no member leads")
 
-    def kill(self, member: int) -> None:
-        self.processes[member].kill()
-        self.processes[member].wait()
-
 
 @contextmanager
 def etcd(members: int = 1, *, election_ms: int = 1000) -> Iterator[EtcdCluster]:

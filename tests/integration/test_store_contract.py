@@ -230,6 +230,12 @@ def test_a_key_of_a_lease_that_ran_out_is_gone_without_a_watch(place: Place, sto
     assert store.list_prefix("").entries == ()
 
 
+def test_a_watch_is_told_that_a_lease_ran_out_though_nobody_else_asks(place: Place, store: Store) -> None:
+    written = store.put("a", b"", lease=store.grant(place.ttl))
+    with store.watch("a", after=written) as watch:
+        assert [(change.key, change.value) for change in take(watch, 1)] == [("a", None)]
+
+
 def test_a_watch_sees_every_change_once_and_in_order(store: Store, opener: Callable[[], Store]) -> None:
     before = store.list_prefix("").revision
     revisions = [store.put(f"a/{i}", b"%d" % i) for i in range(5)]

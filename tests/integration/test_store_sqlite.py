@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,18 @@ def test_a_lock_that_is_never_released_ends_in_a_sentence(tmp_path: Path) -> Non
         other.execute("ROLLBACK")
         other.close()
         store.put("a", b"")
+
+
+def test_a_file_that_others_are_just_making_is_waited_for(tmp_path: Path) -> None:
+    """SQLite itself does not wait when the log is to become a write-ahead log."""
+    other = sqlite3.connect(tmp_path / "s.db", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN EXCLUSIVE")
+    releasing = threading.Timer(0.3, lambda: other.execute("ROLLBACK"))
+    releasing.start()
+    with SqliteStore.open(tmp_path / "s.db") as store:
+        store.put("a", b"")
+    releasing.join()
+    other.close()
 
 
 def test_a_store_does_not_survive_a_fork_silently(tmp_path: Path) -> None:

@@ -82,10 +82,10 @@ def lead(store: DeafStore, name: str = "job-1", ttl: float = 10.0) -> Leadership
 
 
 def test_there_is_one_leader_of_a_name_and_each_name_has_its_own(store: DeafStore) -> None:
-    first = lead(store)
+    first = lead(store, "job-10")
     assert first is not None
-    assert lead(store) is None
-    assert lead(store, "job-10") is not None  # whose key begins like the other's
+    assert lead(store, "job-10") is None
+    assert lead(store, "job-1") is not None  # whose key is the beginning of the other's
     assert first.holds()
 
 

@@ -202,15 +202,13 @@ class Session:
             raise LeaseGone(lease.id if lease else 0) from None
         if answer.succeeded:
             return int(answer.header.revision)
-        reached = answer.responses[0].response_range.kvs
-        if reached and reached[0].value >= number:  # an earlier request was done, its answer was lost
-            return int(reached[0].mod_revision)
         if sent == 1:
-            return 0 if reached else None
+            return 0 if answer.responses[0].response_range.kvs else None
         return self._settle(number)
 
     def _settle(self, number: bytes) -> int:
-        """We are about to say "not done", but an earlier request may still be on its way: move the session past it."""
+        """Refused, but not at the first time of asking: an earlier request may have been done, its answer lost, or may
+        still be on its way. Move the session past it, if it is not there yet; then we know."""
         settled = number + b"-"  # above this number, below the next
         answer, _ = self._transact(number, [], [self._mark(settled)])
         reached = [] if answer.succeeded else answer.responses[0].response_range.kvs

@@ -1,12 +1,13 @@
 """A watch on etcd that outlives the member it hangs on.
 
-A thread follows the stream of one member. When that ends it goes on at the next member from the last revision it has
-seen, so that no change is missed and none comes twice.
+A thread follows the stream of one member. When that ends, or when the member stops answering, it goes on at the next
+member from the last revision it has seen, so that no change is missed and none comes twice.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
@@ -20,6 +21,8 @@ from concertina.store.etcd_members import PAUSE_S, Member, Members, explained, i
 from concertina.store.protocol import Change
 
 WAITING = 1024  # batches that may wait for a slow reader; then etcd has to wait
+PROBE_S = 1.5  # between two questions whether the member is still there
+SILENCE_S = 4.0  # without any answer, after which a member counts as frozen
 REQUIRE_LEADER = (("hasleader", "true"),)  # else a member cut off from the others would stay silent for ever
 
 
@@ -34,6 +37,7 @@ class EtcdWatch:
         self._failure: StoreError | None = None
         self._changed = threading.Condition()
         self._stream: Any = None
+        self._heard = 0.0  # when the stream last said anything
         self.closed = False
         self._thread = threading.Thread(target=self._follow, name="etcd-watch", daemon=True)
         self._thread.start()
@@ -89,6 +93,7 @@ class EtcdWatch:
     def _follow_one(self, member: Member) -> None:
         """Until the stream ends, with an error or without."""
         done = threading.Event()
+        self._heard = time.monotonic()
         stream = member.watch.Watch(self._requests(done), metadata=REQUIRE_LEADER)
         with self._changed:
             if self.closed:
@@ -96,6 +101,7 @@ class EtcdWatch:
             self._stream = stream
         try:
             for answer in stream:
+                self._heard = time.monotonic()
                 if answer.canceled:
                     self._check_kept(answer)
                     return  # the member has lost its leader
@@ -105,10 +111,15 @@ class EtcdWatch:
             stream.cancel()
 
     def _requests(self, done: threading.Event) -> Iterator[Any]:
-        """One request; then the stream is held open, since to close our side could end theirs."""
+        """The watch, and then a question now and then: nothing else tells a frozen member from a quiet one. gRPC's own
+        pings did not: a member stopped with SIGSTOP was still trusted after half a minute."""
         create = rpc.WatchCreateRequest(key=self._start, range_end=self._end, start_revision=self._received + 1)
         yield rpc.WatchRequest(create_request=create)
-        done.wait()
+        while not done.wait(PROBE_S):
+            if time.monotonic() - self._heard > SILENCE_S:
+                self._stream.cancel()
+                return
+            yield rpc.WatchRequest(progress_request=rpc.WatchProgressRequest())
 
     def _check_kept(self, answer: Any) -> None:
         if answer.compact_revision:
