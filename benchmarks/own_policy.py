@@ -39,13 +39,27 @@ CASES = {
     "cluster07": ("elasticflow-itp/cluster07", "128x8:A100"),
     "cluster04": ("elasticflow-itp/cluster04", "128x8:A100"),
 }
+VCS = ("0e4a51", "103959", "11cb48", "2869ce", "6214e9", "6c71a0", "7f04ca", "b436b2", "e13805", "ed69ec", "ee9e8c")
+"""Philly's virtual clusters with more than a handful of jobs."""
+PHILLY = "philly/philly_jobs.csv.gz#vc={},first=1500,max_gpus=64"
 SMALL = ("195job", "philly_103959", "cluster10", "elasticVpollux_e")
 
 
 def scenario_of(name: str) -> Scenario:
-    """A shared trace on its cluster."""
+    """A shared trace on its cluster; a Philly VC has deadlines drawn as those of the ITP traces were."""
+    if name.startswith("vc-"):
+        scenario = load_scenario(str(TRACES / PHILLY.format(name.removeprefix("vc-"))))
+        return replace(scenario, jobs=with_deadlines(scenario.jobs))
     file, cluster = CASES[name]
     return load_scenario(str(TRACES / f"{file}.csv.gz"), cluster=cluster)
+
+
+def with_deadlines(jobs: Sequence[JobSpec], seed: int = 0) -> tuple[JobSpec, ...]:
+    """Deadlines after half to one and a half times the duration, as the ElasticFlow authors drew them."""
+    draw = random.Random(seed)
+    return tuple(
+        replace(job, deadline_s=job.submit_s + draw.uniform(0.5, 1.5) * (job.duration_s or 0.0)) for job in jobs
+    )
 
 
 def loosened(jobs: Sequence[JobSpec], part: float, seed: int = 0) -> tuple[JobSpec, ...]:
@@ -104,7 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     policies = given.policy or (["concertina", "elasticflow"] if given.what == "traces" else list(POLICIES))
     print("| trace | policy | deadlines met | of the admitted late | best effort done | their mean JCT, s "
           "| worst rho | mean rho | rescales | p95 ms | CPU s |")  # fmt: skip
-    for name in given.names or SMALL:
+    names = [vc for name in given.names or SMALL for vc in (VCS if name == "vcs" else (name,))]
+    for name in [f"vc-{name}" if name in VCS else name for name in names]:
         scenario = scenario_of(name)
         scenario = replace(scenario, jobs=loosened(scenario.jobs, part, given.seed))
         for policy in policies:

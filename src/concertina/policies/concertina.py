@@ -38,16 +38,18 @@ class ConcertinaPolicy:
     """How much shorter jobs go first: 0 not at all, 1 as if devices sped up every job in proportion."""
     promised: float = 0.3
     """What device time saved on a promised job is worth, in units of the longest job's."""
-    floor: float = 1.6
+    floor: float = 2.0
     """Finish-time fairness from which a job without a promise comes before the shorter ones."""
     relief: float = 0.2
     """How far below that a job that runs must be to step back again."""
-    limit: float = 2.0
+    limit: float = 2.2
     """Finish-time fairness that no job shall exceed."""
     wishes: int = 100
     """Jobs without a promise that a plan looks at: more would take too long."""
     lease_s: float = 300.0
-    """How long a choice holds at least where only the floor would change it."""
+    """How long a choice holds among jobs below the floor."""
+    pause_s: float = 15.0
+    """How soon a round may follow another that nothing but the floor asks for."""
 
     def allocate(self, table: Table) -> Shares:
         """Minimum shares, the floor, then steps by gain."""
@@ -119,25 +121,23 @@ class ConcertinaPolicy:
     def _with_wishes(self, crowd: Crowd, outlook: Outlook) -> Outlook | None:
         """A plan in which the shortest jobs without a promise get their fair share too, and no promise suffers."""
         table, terms = crowd.table, replace(self.terms, attempts=0)
-        strained = self._strained(table, outlook)
+        bounds = self._bounds(table, outlook)
         deadlines = wished(table, crowd.rows, crowd.fair, terms)
         wishes = min(len(crowd.rows), self.wishes, sum(table.capacity))
         while wishes:
             some = crowd.order[:wishes]
             plan = look_ahead(with_wishes(table, crowd.rows[some], deadlines[some]), terms)
-            if self._strained(table, plan) <= strained:
+            if all(row in plan.shares and plan.shares[row].finish_s <= end for row, end in bounds.items()):
                 return plan
             wishes //= 4
         return None
 
-    def _strained(self, table: Table, outlook: Outlook) -> set[int]:
-        """Promised jobs that are late or have not the spare they should have."""
-        found = {row for row in outlook.late if math.isfinite(table.deadline[row])}
-        for row, share in outlook.shares.items():
-            deadline = float(table.deadline[row])
-            if math.isfinite(deadline) and share.finish_s > self.terms.due(table.now, deadline, self.terms.defended):
-                found.add(row)
-        return found
+    def _bounds(self, table: Table, outlook: Outlook) -> dict[int, float]:
+        """When promised jobs have to be done: with all their spare left, or no later than they are without wishes."""
+        return {
+            row: max(self.terms.due(table.now, float(table.deadline[row])), share.finish_s)
+            for row, share in outlook.shares.items()
+        }
 
     def _loose(self, crowd: Crowd, outlook: Outlook, needy: Sequence[int], free: Sequence[int]) -> dict[int, Climber]:
         """The jobs without a promise that can come into question, by their place among these."""
@@ -163,10 +163,11 @@ class ConcertinaPolicy:
         return found
 
     def _needy(self, crowd: Crowd) -> list[int]:
-        """Places of the jobs below the floor, those that fare worst first."""
+        """Places of the jobs below the floor: those at the limit, the worst first, then the shortest."""
         rho = crowd.fair.rho
         needy = np.flatnonzero(rho >= np.where(crowd.held > 0, self.floor - self.relief, self.floor))
-        order: list[int] = needy[np.argsort(-rho[needy], kind="stable")].tolist()
+        worst = np.maximum(rho[needy], self.limit)
+        order: list[int] = needy[np.lexsort((crowd.size[needy], -worst))].tolist()
         return order
 
     def _lift(self, crowd: Crowd, needy: Sequence[int], loose: dict[int, Climber], free: list[int]) -> None:
@@ -202,14 +203,16 @@ class ConcertinaPolicy:
         )
 
     def _next_needy(self, crowd: Crowd, speed: Floats) -> float:
-        """When the next job falls below the floor if nothing else happens."""
-        fair, asked = crowd.fair, crowd.table.asked_speed[crowd.rows]
-        falls = 1.0 - speed * fair.crowd / asked
-        slow = falls > 1e-6
-        if not slow.any():
-            return math.inf
-        after = (self.floor - fair.rho[slow]) * fair.fair_s[slow] / falls[slow]
-        return crowd.table.now + max(float(after.min()), self.lease_s)
+        """When the next job falls below the floor if nothing else happens, or a lease of those below it ends."""
+        fair, now = crowd.fair, crowd.table.now
+        falls = 1.0 - speed * fair.crowd / crowd.table.asked_speed[crowd.rows]
+        slow, below = falls > 1e-6, fair.rho >= self.floor
+        wake = now + self.lease_s if bool(np.any(below & slow)) else math.inf
+        above = slow & ~below
+        if above.any():
+            after = (self.floor - fair.rho[above]) * fair.fair_s[above] / falls[above]
+            wake = min(wake, now + max(float(after.min()), self.pause_s))
+        return wake
 
 
 class Crowd:
