@@ -68,6 +68,14 @@ def test_prices_do_not_run_away_where_only_one_allocation_is_left() -> None:
     assert price(problem).bound == pytest.approx(0.05 / 0.8 + 0.05 / 0.9, abs=1e-12)
 
 
+def test_kinds_of_jobs_too_rare_for_the_sample_are_priced_all_the_same() -> None:
+    few = tuple(paper_job(2.0 + i, (1, 2, 4)) for i in range(2))
+    many = tuple(paper_job(0.2 + i / 100, (1, 2, 4, 8, 16)) for i in range(900))
+    assert price(AllocationProblem(jobs=(*few, *many), nodes=1_200)).gap < 0.001
+    each_its_own = tuple(paper_job(0.2 + i / 100, tuple(range(1 + i, 4 + i))) for i in range(400))
+    assert price(AllocationProblem(jobs=each_its_own, nodes=1_200)).gap < 0.1
+
+
 def test_one_job_takes_what_speeds_it_up_and_no_more() -> None:
     slow_when_large = ElasticJob(work=100.0, sizes=(1, 2, 4), speeds=(1.0, 1.5, 1.2))
     problem = AllocationProblem(jobs=(slow_when_large,), nodes=8, steps=3, step=1.0)

@@ -218,10 +218,15 @@ class _Sample:
         self.parts: list[tuple[_Options, Bools]] = []
         """Jobs with the same sizes, and which of them are not done within the horizon whatever they take."""
         every = max(1.0, len(columns) / SAMPLE)
-        self.count = 0
+        # counted over all kinds, so that a rare kind is sometimes taken and never all of them are missed
+        places: Ints = np.unique((np.arange(0.5, len(columns) / every) * every).astype(np.int64))
+        self.count = begin = 0
         for sizes, rows in columns.alike:
             rank = rows[np.argsort(columns.gain[rows, 1], kind="stable")]
-            take = np.unique((np.arange(0.5, len(rows) / every) * every).astype(np.int64))
+            take = places[(places >= begin) & (places < begin + len(rows))] - begin
+            begin += len(rows)
+            if not len(take):
+                continue
             options = _options(columns, sizes, rank[take])
             self.parts.append((options, options.gain.max(axis=1) * self.steps <= 1.0))
             self.count += len(take)
