@@ -13,6 +13,7 @@ from concertina.store.memory import MemoryStore
 from concertina.store.protocol import Guard, Lease, Store
 from concertina.store.sqlite import SqliteStore
 
+MEMORY = Path("/dev/shm")  # nothing here is about the disk
 KEYS = st.sampled_from(["a", "a/1", "a/2", "b", "ü"])
 VALUES = st.binary(max_size=3)
 REVISIONS = st.integers(0, 12)
@@ -58,7 +59,7 @@ def outcome(store: Store, name: str, args: tuple[Any, ...], kwargs: dict[str, An
 @given(st.lists(CALLS, min_size=5, max_size=40))
 def test_sqlite_and_memory_give_the_same_answers(calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> None:
     clock = Hand()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         sqlite = SqliteStore.open(Path(folder) / "s.db", clock=clock)
         memory = MemoryStore(clock=clock)
         with sqlite, memory, sqlite.watch("a", after=0) as one, memory.watch("a", after=0) as other:

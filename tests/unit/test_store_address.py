@@ -1,5 +1,6 @@
 """Addresses of stores, and one clear sentence for bad ones."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -62,6 +63,12 @@ def test_each_memory_store_is_its_own() -> None:
         assert isinstance(one, MemoryStore)
         one.put("a", b"1")
         assert other.get("a") is None
+
+
+def test_a_training_process_needs_nothing_for_its_store() -> None:
+    code = "import sys, concertina.store.memory, concertina.store.sqlite; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert not {name.partition(".")[0] for name in done.stdout.split()} & {"grpc", "aetcd", "google", "torch", "numpy"}
 
 
 def test_etcd_without_its_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

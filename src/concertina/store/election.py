@@ -17,7 +17,10 @@ from concertina.store.protocol import ABSENT, Clock, Guard, Lease, Store
 
 
 class Leadership:
-    """One leader's hold on one office, from `acquire` to `resign` or until it is deposed. Safe to use from threads."""
+    """One leader's hold on one office, from `acquire` to `resign` or until it is deposed. Safe to use from threads.
+
+    Open the store of a leader that may not stand still with a `timeout_s` well below its `ttl`: `renew` waits for it.
+    """
 
     def __init__(self, store: Store, name: str, lease: Lease, tenure: Tenure, clock: Clock) -> None:
         self.name, self.fence = name, tenure.fence

@@ -23,7 +23,7 @@ from typing import Any, Self
 from aetcd import rpc
 
 from concertina.core.errors import LeaseGone, StoreError, StoreUnavailable
-from concertina.store.etcd_members import Member, Members
+from concertina.store.etcd_members import ATTEMPT_S, Member, Members
 from concertina.store.etcd_watch import EtcdWatch
 from concertina.store.protocol import (
     Entry,
@@ -188,8 +188,8 @@ class Session:
     def end(self) -> None:
         with self._lock:
             if self._lease is not None:
-                with suppress(StoreError):  # it runs out by itself
-                    self._members.revoke(self._lease)
+                with suppress(StoreError):  # it runs out by itself, so this is not worth a long wait
+                    self._members.revoke(self._lease, timeout_s=ATTEMPT_S)
                 self._lease = None
 
     def _attempt(self, operation: Any, conditions: list[Any], lease: Lease | None) -> int | None:

@@ -70,9 +70,10 @@ class Members:
             if self._members[self._preferred] is member:
                 self._preferred = (self._preferred + 1) % len(self._members)
 
-    def call(self, request: Callable[[Member, float], Answer]) -> Answer:
+    def call(self, request: Callable[[Member, float], Answer], *, timeout_s: float | None = None) -> Answer:
         """Ask one member after another until one answers or the time is over."""
-        until = time.monotonic() + self._timeout_s
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        until = time.monotonic() + timeout_s
         failures = 0
         while True:
             member = self.preferred()
@@ -86,7 +87,7 @@ class Members:
                 if time.monotonic() + PAUSE_S >= until:
                     names = ", ".join(member.endpoint for member in self._members)
                     raise StoreUnavailable(
-                        f"etcd at {names} gave no answer within {self._timeout_s:g} s ({error.details()}): "
+                        f"etcd at {names} gave no answer within {timeout_s:g} s ({error.details()}): "
                         "is it running, with more than half of its members?"
                     ) from error
             if failures % len(self._members) == 0:
@@ -113,10 +114,10 @@ class Members:
         if self.call(ask).TTL <= 0:
             raise LeaseGone(lease.id)
 
-    def revoke(self, lease: Lease) -> None:
+    def revoke(self, lease: Lease, *, timeout_s: float | None = None) -> None:
         request = rpc.LeaseRevokeRequest(ID=lease.id)
         with suppress(LeaseGone):
-            self.call(lambda member, limit_s: member.lease.LeaseRevoke(request, timeout=limit_s))
+            self.call(lambda member, limit_s: member.lease.LeaseRevoke(request, timeout=limit_s), timeout_s=timeout_s)
 
     def close(self) -> None:
         with self._lock:
