@@ -31,8 +31,8 @@ class Job(RuleBasedStateMachine):
     def begin(self, lengths: list[int], seed: int, hold: int) -> None:
         self.lengths = lengths
         self.state: Shards = ledger.start(len(lengths), seed=seed, hold=hold)
-        self.readers: dict[str, Reader] = {"w0": Reader()}
-        self.names = 1
+        self.readers: dict[str, Reader] = {"w0": Reader(), "w1": Reader()}
+        self.names = 2
         self.epoch = 0
         self.step = 1  # in flight
         self.in_flight: list[tuple[int, Record]] = []  # (step, record)
@@ -91,6 +91,15 @@ class Job(RuleBasedStateMachine):
             del reader.open[ticket]
         else:
             reader.open[ticket] = Span(span.piece, to, span.end)
+
+    @rule(counts=st.lists(st.integers(0, 3), min_size=8, max_size=8))
+    @precondition(lambda self: self.readers)
+    def everybody_works(self, counts: list[int]) -> None:
+        for name in sorted(self.readers):
+            self.take_for(name, resend=False)
+        tickets = [(name, ticket) for name, reader in sorted(self.readers.items()) for ticket in reader.open]
+        for (name, ticket), count in zip(tickets, counts, strict=False):
+            self.read_some(name, ticket, count, twice=False)
 
     @rule()
     @precondition(lambda self: self.step - self.state.committed < 3)

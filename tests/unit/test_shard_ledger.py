@@ -138,6 +138,41 @@ def test_a_commit_counts_its_step_and_those_before_only() -> None:
     assert ledger.commit(state, 1) == state
 
 
+def test_a_commit_keeps_what_was_read_for_later_steps() -> None:
+    state, a = take(in_order(), "a")
+    state = ledger.commit(read(read(state, "a", a.ticket, 1, 2), "a", a.ticket, 2, 4), 1)
+    assert ledger.holdings(state, "a") == (Granted(a.ticket, Span(0, 4)),)
+
+
+def test_a_part_that_comes_back_keeps_its_end() -> None:
+    state, a = take(in_order(1), "a")
+    state = ledger.leave(read(state, "a", a.ticket, 1, 3), "a")
+    state, _ = take(state, "b", 1)
+    state, c = take(ledger.roll_back(state), "c", 1)
+    state = ledger.leave(ledger.commit(read(state, "c", c.ticket, 1, 2), 1), "c")
+    assert state.returned == (Span(0, 2, 3),)
+
+
+def test_nothing_comes_back_of_a_piece_that_was_read_to_its_end() -> None:
+    state, a = take(in_order(2), "a", 1)
+    state, b = take(state, "a", 2)
+    state = read(read(state, "a", a.ticket, 1, 3, ended=True), "a", b.ticket, 1, 0, ended=True)
+    state = ledger.leave(state, "a")
+    assert state.returned == ()
+    assert ledger.roll_back(state).returned == (Span(0, 0, 3),), "the other piece has no records"
+    assert ledger.commit(state, 1).over
+
+
+def test_neighbouring_parts_come_back_as_one_with_the_end_of_the_last() -> None:
+    state, a = take(in_order(1), "a")
+    state = ledger.leave(read(state, "a", a.ticket, 1, 3), "a")
+    state, _ = take(state, "b", 1)  # 3 and beyond
+    state, c = take(ledger.roll_back(state), "c", 1)
+    state = ledger.leave(read(state, "c", c.ticket, 1, 2), "c")
+    assert state.returned == (Span(0, 2, 3),)
+    assert ledger.roll_back(state).returned == (Span(0, 0, 3),)
+
+
 def test_a_piece_without_records_is_done_when_its_step_is() -> None:
     state, a = take(in_order(1), "a")
     state = ledger.commit(read(state, "a", a.ticket, 1, 0, ended=True), 1)
