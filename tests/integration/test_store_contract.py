@@ -431,7 +431,7 @@ def test_two_leaders_never_both_write(place: Place, store: Store, opener: Callab
     with killer.watch("state", after=killer.list_prefix("").revision) as watch:
         for thread in threads:
             thread.start()
-        for _ in range(8):
+        for _ in range(5):
             time.sleep(chance.uniform(0.01, 0.06))
             killer.delete("leaders/job")  # as when the lease runs out
             written += watch.poll(0)

@@ -58,10 +58,10 @@ def test_no_update_is_lost_between_processes(tmp_path: Path) -> None:
 def test_a_writer_killed_in_the_middle_leaves_a_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     acknowledged: dict[int, int] = {}
-    for round_ in range(3):  # the second finds what the first one left
+    for round_ in range(6):  # each finds what the one before left
         writer = start(PUT_FOR_EVER, path, stdout=subprocess.PIPE)
         assert writer.stdout is not None
-        for _ in range(150 + 37 * round_):
+        for _ in range(25 + 7 * round_):
             turn, revision = map(int, writer.stdout.readline().split())
             acknowledged[revision] = turn
         writer.send_signal(signal.SIGKILL)
