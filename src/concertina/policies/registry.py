@@ -7,6 +7,7 @@ from concertina.policies.backfill import BackfillPolicy
 from concertina.policies.base import Policy
 from concertina.policies.chronus import ChronusPolicy
 from concertina.policies.concertina import ConcertinaPolicy
+from concertina.policies.easyscale import EasyScalePolicy
 from concertina.policies.edf import EdfPolicy
 from concertina.policies.elasticflow import ElasticFlowPolicy
 from concertina.policies.fifo import FifoPolicy
@@ -25,6 +26,8 @@ _ALL: tuple[Policy, ...] = (
     FifoPolicy(),
     BackfillPolicy(),
     YarnCsPolicy(),
+    EasyScalePolicy(),
+    EasyScalePolicy(name="easyscale-heter", paper="EasyScale (SC 2023), 3.4.2: device types may be mixed", mixes=True),
     SrtfPolicy(),
     LasPolicy(),
     TiresiasPolicy(),

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from concertina.core.cluster import Snapshot
 from concertina.core.job import JobSpec
+from concertina.policies.mixed_speed import mixed_speed
 from concertina.policies.placement import Placer
 from concertina.policies.scaling_curve import Curves, ScalingCurve
 
@@ -278,10 +279,16 @@ class Table:
             self.used[self.types.index(kind)] += count
         self.column("held")[row] = sum(count for _, count in workers)
         self.column("kind")[row] = self.types.index(workers[0][0])
-        self.column("speed")[row] = sum(self.curves[row].speed(kind, count, nodes) for kind, count in workers)
+        self.column("speed")[row] = self.speed_on(row, workers, nodes)
         if len(workers) > 1:
             by_type = dict(workers)
             self.splits[self.keys[row]] = tuple(by_type.get(kind, 0) for kind in self.types)
+
+    def speed_on(self, row: int, workers: Sequence[tuple[str, int]], nodes: int | None) -> float:
+        """What the curve says about (type, devices) pairs."""
+        if len(workers) == 1:
+            return self.curves[row].speed(*workers[0], nodes)
+        return mixed_speed(self.curves[row], workers)
 
 
 def allowed_types(spec: JobSpec, types: Sequence[str]) -> int:

@@ -103,8 +103,7 @@ class SimulatedCluster:
         """What the curve says about the devices the job in this row holds."""
         table = self.table
         nodes = len(self.spots[table.keys[row]]) or None
-        curve = table.curves[row]
-        return sum(curve.speed(table.types[kind], count, nodes) for kind, count in self.workers_of(row))
+        return table.speed_on(row, [(table.types[kind], count) for kind, count in self.workers_of(row)], nodes)
 
     def workers_of(self, row: int) -> Sequence[tuple[int, int]]:
         """(device type, devices) pairs of the job in this row."""
@@ -158,4 +157,5 @@ class SimulatedCluster:
             waiting_since_s=None if held else float(table.waiting_since[row]),
             level=int(table.level[row]),
             stamp=float(table.stamp[row]),
+            reserved=table.reserved.get(table.specs[row].id, ()),
         )
