@@ -137,6 +137,20 @@ def test_a_store_does_not_survive_a_fork_silently(tmp_path: Path) -> None:
             store.put("a", b"")
 
 
+def test_a_file_that_was_taken_away_is_not_written_to(tmp_path: Path) -> None:
+    """Otherwise those who have it open and those who come later would each have their own leader."""
+    with SqliteStore.open(tmp_path / "s.db") as old:
+        old.put("a", b"")
+        for path in tmp_path.iterdir():
+            path.unlink()
+        with pytest.raises(StoreError, match="was removed or replaced while it was open"):
+            old.put("a", b"")
+        with SqliteStore.open(tmp_path / "s.db") as new:
+            with pytest.raises(StoreError, match="was removed or replaced while it was open"):
+                old.get("a")
+            assert new.get("a") is None
+
+
 def test_old_changes_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("concertina.store.sqlite.KEEP_BYTES", 100_000)
     with SqliteStore.open(tmp_path / "s.db") as store:
@@ -188,6 +202,16 @@ def test_a_place_without_a_store_gets_one_sentence(tmp_path: Path, make: object,
     assert needed in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_store_stays_where_it_is_when_the_process_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with open_store("sqlite:s.db") as store:
+        monkeypatch.chdir("elsewhere")
+        store.put("a", b"")
+        with store.watch("a", after=0) as watch:
+            assert len(watch.poll(0)) == 1
 
 
 def test_nothing_is_left_beside_the_file(tmp_path: Path) -> None:

@@ -56,12 +56,15 @@ class SqliteFile:
         self.path, self.clock, self.boot, self.keep_changes = path, clock, boot, keep_changes
         self.connection = connection
         self._pid = os.getpid()
+        self._identity = _identity(path)
 
     @contextmanager
     def transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
         """All or nothing. `IMMEDIATE` to write: the lock is taken at once, so that nobody reads what will change."""
         if os.getpid() != self._pid:
             raise StoreError(f"store {self.path} was opened in another process: open it again after a fork")
+        if _identity(self.path) != self._identity:  # else two halves of a cluster would each have a leader
+            raise StoreError(f"store {self.path} was removed or replaced while it was open: stop all that use it")
         try:
             self.connection.execute(f"BEGIN {kind}")
             try:
@@ -199,6 +202,14 @@ def _make_tables(path: Path, connection: sqlite3.Connection) -> None:
         raise
 
 
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -231,6 +242,7 @@ class SqliteStore:
     def open(
         cls, path: Path, *, timeout_s: float = 10.0, clock: Clock = since_boot, keep_changes: int = KEEP_CHANGES
     ) -> SqliteStore:
+        path = path.absolute()  # a process may change its folder
         file = connect(path, timeout_s=timeout_s, clock=clock, boot=boot_id(), keep_changes=keep_changes)
         return cls(file, timeout_s=timeout_s)
 
