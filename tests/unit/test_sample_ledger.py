@@ -110,6 +110,14 @@ def test_books_of_several_workers_are_joined() -> None:
     assert left.problems == ["epoch 0, loader 0, virtual worker 0: positions 5 to 5 were trained again by step 7"]
 
 
+def test_joining_keeps_what_only_the_other_book_knows() -> None:
+    left, right = SampleLedger(), whole(virtual=1)
+    right.record(0, 3, 0, 0, 1)
+    left.merge(right)
+    assert left == right
+    assert (left.rows(), len(left.problems)) == ([row(10, 11, duplicated=1)], 1)
+
+
 def test_books_survive_json() -> None:
     book = whole()
     book.expect_numbers(1, 3 * PAGE)

@@ -66,6 +66,8 @@ def test_the_same_request_again_has_the_same_answer() -> None:
     again, answer = ledger.take(state, "a", 1, 0)
     assert (again, answer) == (state, granted)
     assert isinstance(ledger.take(take(state, "a", 2)[0], "a", 1, 0)[1], Refused)
+    state = ledger.leave(take(state, "b", 1)[0], "b")
+    assert ledger.take(state, "a", 1, 0) == (state, granted), "also after somebody else has left"
 
 
 def test_an_epoch_is_over_when_its_last_step_is_committed() -> None:
@@ -76,6 +78,7 @@ def test_an_epoch_is_over_when_its_last_step_is_committed() -> None:
     state = ledger.commit(state, 1)
     assert state.over
     assert ledger.take(state, "a", 2, 0)[1] == EpochOver(0)
+    assert isinstance(ledger.take(state, "a", 2, 2)[1], Wait), "epoch 1 comes first"
     state, b = take(state, "a", 2, epoch=1)
     assert b.span == Span(0)
     assert ledger.take(state, "b", 1, 0)[1] == EpochOver(0)
