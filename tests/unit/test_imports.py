@@ -18,10 +18,11 @@ ALLOWED = {  # folder -> third-party packages, and folders of our own
     "verify": (set(), {"core", "runner", "verify"}),
     "policies": ({"numpy"}, {"core", "policies"}),
     "simulator": ({"numpy", "plotly", "rich"}, {"core", "policies", "simulator"}),
+    "questions": ({"numpy"}, {"core", "policies", "simulator", "questions"}),
 }
 SOLVERS = {"milp.py": {"highspy"}}  # the one file that may ask a solver
 SOLVERS |= {name: {"aetcd", "grpc"} for name in ("etcd.py", "etcd_members.py", "etcd_watch.py")}
-PURE = ["core", "policies", "master/machine.py", "runtime/ring_order.py", "store/lease.py", "store/protocol.py"]
+PURE = ["core", "policies", "questions", "master/machine.py", "runtime/ring_order.py", "store/lease.py", "store/protocol.py"]
 IMPURE = {"time", "os", "socket", "asyncio", "threading", "subprocess", "logging"}
 
 
