@@ -8,8 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 from concertina.core.errors import IllegalMoveError, InvalidJobError
+
+Reserved: TypeAlias = tuple[tuple[float, int, int], ...]
+"""(from when, index of the device type in `Cluster.types`, devices) that a policy has planned for a job."""
 
 
 class JobPhase(Enum):
@@ -136,6 +140,8 @@ class JobView:
     level: int = 0
     stamp: float = 0.0
     """What the policy noted about the job in an earlier round (a queue level, a time)."""
+    reserved: Reserved = ()
+    """What the policy has planned for it until its end. Empty: nothing, or not known any more."""
 
     @property
     def worker_count(self) -> int:

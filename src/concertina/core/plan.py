@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from concertina.core.cluster import Allocation, Placement
+from concertina.core.job import Reserved
 
 Nodes: TypeAlias = tuple[tuple[str, int], ...]
 """(node id, devices) pairs."""
@@ -24,6 +25,8 @@ class Admitted:
     reason: str
     promised_s: float | None = None
     """The deadline that will be kept; None where none was promised."""
+    reserved: Mapping[str, Reserved] = field(default_factory=dict)
+    """Job id -> what is planned for this job and for others so that it can be kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,5 +91,7 @@ class Plan:
     placement: Placement = field(default_factory=lambda: Placement(nodes={}))
     notes: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """Job id -> (level, stamp): to be kept and shown to the next round in `JobView`."""
+    reserved: Mapping[str, Reserved] | None = None
+    """Job id -> what is planned for it: likewise. None: as it was."""
     wake_s: float | None = None
     """Run the next round at this time even if nothing happens before."""

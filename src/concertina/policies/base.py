@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from concertina.core.job import Reserved
 from concertina.policies.placement import Spot
 from concertina.policies.table import Floats, Ints, Table
 
@@ -32,6 +33,8 @@ class Shares:
     level: Ints | None = None
     stamp: Floats | None = None
     """Notes to find in the table of the next round. None: as they were."""
+    reserved: Mapping[str, Reserved] | None = None
+    """Job id -> what is planned for it; to be found there as well. None: as it was."""
     wake_s: float | None = None
     """Run a round at this time even if nothing happens before."""
 

@@ -81,7 +81,8 @@ class ElasticFlowPolicy:
                 if climber.rank < planned.level:
                     wake = min(wake, planned.grows_s)
         wake_s = None if wake == math.inf else max(wake, table.now + 1.0)
-        return Shares(workers=workers, kind=kinds, level=levels, wake_s=wake_s)
+        reserved = outlook.reserved(table)
+        return Shares(workers=workers, kind=kinds, level=levels, wake_s=wake_s, reserved=reserved)
 
     def explain(self, table: Table, row: int, before: int, after: int) -> str:
         """Its promise, or what the promises leave."""

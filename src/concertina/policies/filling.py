@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class Ladder:
     A rank that brings no speed over a lower one stands for the lower one.
     """
 
-    __slots__ = ("by_level", "counts", "levels", "pauses", "ranks", "speeds", "top")
+    __slots__ = ("_by_count", "by_level", "counts", "levels", "pauses", "ranks", "speeds", "top")
 
     def __init__(self, curve: ScalingCurve, kind: str, sizes: tuple[int, int], ranks: int, cost: ChangeCost):
         low, high = sizes
@@ -68,6 +69,11 @@ class Ladder:
         grid = np.minimum(np.array(self.levels, dtype=np.int64)[:, None], np.arange(ranks)[None, :])
         self.by_level: Floats = self.speeds[grid]
         """Speed by level and by rank of what is free."""
+        self._by_count = {counts[level]: level for level in self.levels}
+
+    def rank_holding(self, count: int) -> int:
+        """The rank that stands for exactly so many devices; 0: none does."""
+        return self._by_count.get(count, 0)
 
     def next_above(self, rank: int) -> int:
         """The next rank that is faster; 0: none."""
@@ -120,6 +126,10 @@ class Claim:
     """Levels below this one are not tried."""
 
 
+Run: TypeAlias = tuple[float, int]
+"""(from when, rank): a stretch of a plan, until the next one begins."""
+
+
 @dataclass(slots=True)
 class Share:
     """What a job was given: its level, what that means right now, and when it will be done."""
@@ -129,8 +139,13 @@ class Share:
     rank: int
     """What it holds at first: `level` or, where less is free, a lower rank; 0: it waits."""
     finish_s: float
-    grows_s: float
-    """When it first takes more than at first; infinite: never."""
+    runs: tuple[Run, ...]
+    """What it holds until it is done."""
+
+    @property
+    def grows_s(self) -> float:
+        """When it first takes more than at first; infinite: never."""
+        return next((begin for begin, rank in self.runs if rank > self.rank), math.inf)
 
 
 _EVER = 1e12
@@ -189,27 +204,66 @@ class Profile:
                 finish = now + pause + need / float(ladder.speeds[level])
                 if finish <= until:
                     self._take_flat(finish, ladder.counts[level])
-                    return Share(kind, level, level, finish, math.inf)
+                    return Share(kind, level, level, finish, ((now, level),))
             else:
-                share = self._fill_uneven(claim, kind, level, until, k)
+                share = self._fill_uneven(claim, kind, level, level, until, k)
                 if share is not None:
                     return share
         return None
 
-    def rush(self, claim: Claim, kind: int) -> Share | None:
-        """Take the fastest level, however late it is done."""
+    def rush(self, claim: Claim, kind: int, until: float = math.inf) -> Share | None:
+        """Take the level that is done first, if that is by `until` (else None); without `until` the highest."""
         ladder = claim.ladders[kind]
         if ladder is None or not ladder.top:
             return None
         far = float(self._edges[self._size - 1]) + _EVER
-        return self._fill_uneven(claim, kind, ladder.top, far, self._size)
+        best: tuple[float, int] | None = None
+        for level in reversed(ladder.levels) if until < math.inf else (ladder.top,):
+            found = self._uneven(claim, kind, level, far, self._size)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found[0], level
+        if best is None or best[0] > until:
+            return None
+        return self._fill_uneven(claim, kind, best[1], best[1], far, self._size)
 
-    def _fill_uneven(self, claim: Claim, kind: int, level: int, until: float, k: int) -> Share | None:
-        """Take `level` devices or what there is in the first k stretches, with a pause at every change."""
+    def follow(self, claim: Claim, kind: int, runs: Sequence[Run], until: float) -> Share | None:
+        """Take what an earlier plan says, or what there is of it; its last stretch lasts until the job is done.
+
+        None (and nothing taken) if it is not done by `until`.
+        """
+        ladder = claim.ladders[kind]
+        if ladder is None or not ladder.top or until <= self._edges[0]:
+            return None
+        begins, ranks = np.array([begin for begin, _ in runs]), np.array([rank for _, rank in runs])
+        for begin in begins[begins > self._edges[0]].tolist():
+            self._split(begin)
+        k = int(self._edges[: self._size].searchsorted(until))
+        at = np.maximum(begins.searchsorted(self._edges[:k], side="right") - 1, 0)
+        return self._fill_uneven(claim, kind, int(ranks.max()), ranks[at], until, k)
+
+    def _fill_uneven(
+        self, claim: Claim, kind: int, level: int, wanted: int | Ints, until: float, k: int
+    ) -> Share | None:
+        """Take `wanted` ranks or what there is in the first k stretches, with a pause at every change."""
+        ladder = claim.ladders[kind]
+        assert ladder is not None
+        found = self._uneven(claim, kind, wanted, until, k)
+        if found is None:
+            return None
+        finish, taken, runs = found
+        end = self._split(finish)
+        self._free[:end] -= np.array(ladder.counts)[taken[:end] if end <= k else taken]
+        self._rank(end)
+        return Share(kind, level, runs[0][1], finish, runs)
+
+    def _uneven(
+        self, claim: Claim, kind: int, wanted: int | Ints, until: float, k: int
+    ) -> tuple[float, Ints, tuple[Run, ...]] | None:
+        """(end, rank by stretch, runs) of that; None where it is not done by `until`."""
         ladder = claim.ladders[kind]
         assert ladder is not None
         need = claim.left / claim.pace
-        taken = ladder.ranks[np.minimum(self._ranks[:k], level)]
+        taken = ladder.ranks[np.minimum(self._ranks[:k], wanted)]
         begins = np.flatnonzero(taken[1:] != taken[:-1]) + 1
         begins = np.concatenate(([0], begins))
         runs = taken[begins]
@@ -229,12 +283,8 @@ class Profile:
         finish = float(starts[last] + pauses[last]) + (need - before) / speed
         if finish > until:
             return None
-        rises = np.flatnonzero(runs[1 : last + 1] > runs[0])
-        grows = float(starts[rises[0] + 1]) if len(rises) else math.inf
-        end = self._split(finish)
-        self._free[:end] -= np.array(ladder.counts)[taken[:end] if end <= k else taken]
-        self._rank(end)
-        return Share(kind, level, int(runs[0]), finish, grows)
+        last += 1
+        return finish, taken, tuple(zip(starts[:last].tolist(), runs[:last].tolist(), strict=True))
 
     def _take_flat(self, finish: float, count: int) -> None:
         end = self._split(finish)
@@ -251,6 +301,9 @@ class Profile:
         at = int(self._edges[:n].searchsorted(when))
         if at < n and self._edges[at] == when:
             return at
+        if n == len(self._edges):
+            self._edges = np.concatenate((self._edges, self._edges))
+            self._free, self._ranks = np.tile(self._free, 2), np.tile(self._ranks, 2)
         for column in (self._edges, self._free, self._ranks):
             column[at + 1 : n + 1] = column[at:n].copy()
         self._edges[at] = when
@@ -280,12 +333,16 @@ class Filling:
                 return share
         return None
 
-    def rush(self, claim: Claim) -> Share | None:
-        """Fill a job in as fast as it can be, however late that is."""
+    def follow(self, claim: Claim, kind: int, runs: Sequence[Run], until: float) -> Share | None:
+        """Fill a job in as an earlier plan says."""
+        return self.profiles[kind].follow(claim, kind, runs, until)
+
+    def rush(self, claim: Claim, until: float = math.inf) -> Share | None:
+        """Fill a job in so that it is done as early as it can be, if that is by `until`; else on its highest level."""
         best: Share | None = None
         for kind in self._kinds(claim):
             trial = self.profiles[kind].copy()
-            share = trial.rush(claim, kind)
+            share = trial.rush(claim, kind, until)
             if share is not None and (best is None or share.finish_s < best.finish_s):
                 best, chosen = share, trial
         if best is not None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from concertina.core.job import JobSpec
+from concertina.core.job import JobSpec, Reserved
 from concertina.core.plan import Admitted, Rejected
-from concertina.policies.filling import ChangeCost, Claim, Filling, Ladders, Share, rank_of, sizes_of
+from concertina.policies.filling import ChangeCost, Claim, Filling, Ladders, Run, Share, sizes_of
 from concertina.policies.scaling_curve import LawCurve, ScalingCurve
 from concertina.policies.table import Table, allowed_types
 
@@ -64,6 +64,11 @@ class Entry:
     """When it has to be done, the wish before the need."""
     level: int
     """The level of an earlier round; 0: none yet."""
+    kind: int = -1
+    runs: tuple[Run, ...] = ()
+    """What an earlier round has planned, and on which device type; empty: nothing."""
+    finish_s: float = 0.0
+    """When it would be done by that."""
 
 
 @dataclass(slots=True)
@@ -76,6 +81,23 @@ class Outlook:
     shares: dict[int, Share] = field(default_factory=dict)
     late: list[int] = field(default_factory=list)
     """Rows that can not be in time."""
+    short_s: float = 0.0
+    """Seconds that jobs in time lack of the spare they should have, over all of them."""
+
+    @property
+    def loss(self) -> tuple[int, float]:
+        """What is wrong with it: (0, 0) for nothing, less is better."""
+        return len(self.late), self.short_s
+
+    def reserved(self, table: Table, newcomer: str = "") -> dict[str, Reserved]:
+        """What each job is to hold from when on, by job id; row -1 is the newcomer."""
+        found = {}
+        for row, share in self.shares.items():
+            if row not in self.late:
+                counts = self.claims[row].ladders[share.kind].counts  # type: ignore[union-attr]
+                runs = tuple((begin, share.kind, counts[rank]) for begin, rank in share.runs)
+                found[newcomer if row < 0 else table.specs[row].id] = (*runs, (share.finish_s, share.kind, 0))
+        return found
 
 
 def promised_rows(table: Table) -> list[int]:
@@ -92,8 +114,8 @@ def claim_of(table: Table, row: int, left: float, ladders: Ladders, *, elastic: 
     held, kind = int(table.held[row]), int(table.kind[row])
     claim = Claim(left, steps)
     if held and (ladder := steps[kind]) is not None:
-        rank = int(ladder.ranks[min(rank_of(held), len(ladder.ranks) - 1)])
-        if ladder.counts[rank] == held:
+        rank = ladder.rank_holding(held)
+        if rank:
             claim.kind, claim.rank = kind, rank
             claim.busy_s = max(float(table.resume[row]) - table.now, 0.0)
             claim.pace = min(float(table.speed[row]) / float(ladder.speeds[rank]), 1.0) or 1.0
@@ -108,8 +130,21 @@ def entries_of(table: Table, ladders: Ladders, terms: Terms) -> list[Entry]:
         claim = claim_of(table, row, float(left[row]), ladders, elastic=terms.elastic)
         deadline = float(table.deadline[row])
         dues = (terms.due(table.now, deadline, terms.defended), deadline)
-        found.append(Entry(claim, row, deadline, dues, int(levels[row])))
+        entry = Entry(claim, row, deadline, dues, int(levels[row]))
+        _recall(entry, table.reserved.get(table.specs[row].id, ()))
+        found.append(entry)
     return found
+
+
+def _recall(entry: Entry, reserved: Reserved) -> None:
+    """Write down what was reserved for a job, unless it has no such ranks any more."""
+    if len(reserved) < 2:
+        return
+    kind = reserved[0][1]
+    ladder = entry.claim.ladders[kind] if kind < len(entry.claim.ladders) else None
+    if ladder is not None and all(not count or ladder.rank_holding(count) for _, _, count in reserved):
+        entry.kind, entry.finish_s = kind, reserved[-1][0]
+        entry.runs = tuple((begin, ladder.rank_holding(count)) for begin, _, count in reserved[:-1])
 
 
 def look_ahead(table: Table, terms: Terms) -> Outlook:
@@ -118,18 +153,18 @@ def look_ahead(table: Table, terms: Terms) -> Outlook:
     entries = entries_of(table, ladders, terms)
     best = arrange(table, ladders, entries, terms)
     if best.late and terms.attempts:
-        best = _fewest_late(best, arrange(table, ladders, _as_promised(table, entries, terms), terms))
+        best = _better(best, arrange(table, ladders, _as_promised(table, entries, terms), terms))
     for fewer in terms.fewer if best.late and terms.attempts else ():
-        best = _fewest_late(best, arrange(table, ladders, entries, terms, fewer=fewer))
+        best = _better(best, arrange(table, ladders, entries, terms, fewer=fewer))
         asked = _as_promised(table, entries, terms)
-        best = _fewest_late(best, arrange(table, ladders, asked, terms, fewer=fewer))
+        best = _better(best, arrange(table, ladders, asked, terms, fewer=fewer))
         if not best.late:
             break
     return best
 
 
-def _fewest_late(one: Outlook, other: Outlook) -> Outlook:
-    return other if len(other.late) < len(one.late) else one
+def _better(one: Outlook, other: Outlook) -> Outlook:
+    return other if other.loss < one.loss else one
 
 
 def _as_promised(table: Table, entries: list[Entry], terms: Terms) -> list[Entry]:
@@ -144,24 +179,27 @@ def _as_promised(table: Table, entries: list[Entry], terms: Terms) -> list[Entry
 
 
 def arrange(table: Table, ladders: Ladders, entries: list[Entry], terms: Terms, *, fewer: int = 0) -> Outlook:
-    """The first arrangement without a job that is late, or the one with fewest.
+    """The first arrangement in which nobody is late or short of spare, or the best.
 
-    By deadline with levels as low as possible; the same with the levels of the last round, whose plan was
-    good if nothing came between; with the late ones moved to the front.
+    By deadline with levels as low as possible; exactly as the last round has planned, which is possible for as
+    long as nothing came between; by deadline with the levels of the last round; with the late ones in front.
     """
     capacity = [max(count - fewer, 0) for count in table.capacity]
     best = _fill_in(table.now, capacity, ladders, entries, terms, keep=False)
-    if not best.late or not terms.elastic:
+    if best.loss == (0, 0.0) or not terms.attempts:
         return best
+    if any(entry.runs for entry in entries):
+        best = _better(best, _as_planned(table.now, capacity, ladders, entries))
+        delay = min(_delay(table.now, capacity, entries), terms.spare_s) if best.loss > (0, 0.0) else 0.0
+        if delay > 0.0:
+            best = _better(best, _as_planned(table.now, capacity, ladders, entries, later=delay))
     order = entries
-    for attempt in range(terms.attempts):
+    for attempt in range(terms.attempts if best.late and terms.elastic else 0):
         keep = attempt == 0
         if not keep:
             late = set(best.late)
             order = [e for e in order if e.row in late] + [e for e in order if e.row not in late]
-        trial = _fill_in(table.now, capacity, ladders, order, terms, keep=keep)
-        if len(trial.late) < len(best.late):
-            best = trial
+        best = _better(best, _fill_in(table.now, capacity, ladders, order, terms, keep=keep))
         if not best.late:
             break
     return best
@@ -170,29 +208,86 @@ def arrange(table: Table, ladders: Ladders, entries: list[Entry], terms: Terms, 
 def _fill_in(
     now: float, capacity: list[int], ladders: Ladders, entries: list[Entry], terms: Terms, *, keep: bool
 ) -> Outlook:
-    filling = Filling(now, capacity, len(entries) + 1)
-    outlook = Outlook(filling, ladders, {entry.row: entry.claim for entry in entries})
+    """One job after the other on its lowest level."""
+    outlook = _empty(now, capacity, ladders, entries)
     waiting: list[Entry] = []
     for entry in entries:
         entry.claim.floor = entry.level if keep else 0
-        share = None
-        for due in entry.dues:
-            share = filling.fill(entry.claim, due)
-            if share is not None:
-                break
-        if share is None:
-            outlook.late.append(entry.row)
-            if terms.give_up:
-                waiting.append(entry)
-                continue
-            share = filling.rush(entry.claim)
-        if share is not None:
-            outlook.shares[entry.row] = share
+        if _settle(outlook, entry):
+            continue
+        outlook.late.append(entry.row)
+        if terms.give_up:
+            waiting.append(entry)
+        else:
+            _rush(outlook, entry)
     for entry in waiting:
-        share = filling.rush(entry.claim)
-        if share is not None:
-            outlook.shares[entry.row] = share
+        _rush(outlook, entry)
     return outlook
+
+
+def _as_planned(
+    now: float, capacity: list[int], ladders: Ladders, entries: list[Entry], *, later: float = 0.0
+) -> Outlook:
+    """Every job as it was planned last, all so many seconds later; those without a plan in what is left.
+
+    What was possible then is possible now; if it was held up, it still is so many seconds later.
+    """
+    outlook = _empty(now, capacity, ladders, entries)
+    others: list[Entry] = []
+    for entry in entries:
+        share = None
+        if entry.runs:
+            runs = [(begin + later, rank) for begin, rank in entry.runs]
+            share = outlook.filling.follow(entry.claim, entry.kind, runs, entry.dues[-1])
+        if share is None:
+            others.append(entry)
+        else:
+            _keep(outlook, entry, share)
+    late = [entry for entry in others if not _settle(outlook, entry)]
+    outlook.late += [entry.row for entry in late]
+    for entry in late:
+        _rush(outlook, entry)
+    return outlook
+
+
+def _delay(now: float, capacity: list[int], entries: list[Entry]) -> float:
+    """How many seconds the plan is behind: those by which the slowest job misses its planned end by itself."""
+    behind = 0.0
+    for entry in entries:
+        if entry.runs:
+            alone = Filling(now, capacity, len(entry.runs)).follow(entry.claim, entry.kind, entry.runs, _FAR)
+            if alone is not None:
+                behind = max(behind, alone.finish_s - entry.finish_s)
+    return behind
+
+
+_FAR = 1e15
+
+
+def _empty(now: float, capacity: list[int], ladders: Ladders, entries: list[Entry]) -> Outlook:
+    filling = Filling(now, capacity, len(entries) + 1)
+    return Outlook(filling, ladders, {entry.row: entry.claim for entry in entries})
+
+
+def _settle(outlook: Outlook, entry: Entry) -> bool:
+    """Fill a job in on its lowest level with its spare left; without, as early as it can be; False: it is late."""
+    share = outlook.filling.fill(entry.claim, entry.dues[0])
+    if share is None and len(entry.dues) > 1:
+        share = outlook.filling.rush(entry.claim, entry.dues[-1])
+    if share is not None:
+        _keep(outlook, entry, share)
+    return share is not None
+
+
+def _keep(outlook: Outlook, entry: Entry, share: Share) -> None:
+    outlook.shares[entry.row] = share
+    outlook.short_s += max(share.finish_s - entry.dues[0], 0.0)
+
+
+def _rush(outlook: Outlook, entry: Entry) -> None:
+    share = outlook.filling.rush(entry.claim)
+    if share is not None:
+        outlook.shares[entry.row] = share
 
 
 class Counter:
@@ -207,6 +302,8 @@ class Counter:
         steps = [self.ladders.of(curve, k, sizes) if allowed >> k & 1 else None for k in kinds]
         self.claim = Claim(work_of(job, curve), steps)
         self._known: Outlook | None = None
+        self.plan: Outlook | None = None
+        """How all can be in time, once a deadline was found that can be promised."""
 
     def refusal(self, deadline: float) -> str:
         """Why this deadline can not be promised to the newcomer; empty if it can."""
@@ -249,7 +346,10 @@ class Counter:
         newcomer = Entry(self.claim, -1, deadline, (terms.due(self.table.now, deadline),), 0)
         firm = [replace(entry, dues=entry.dues[:1]) for entry in entries]
         order = sorted([*firm, newcomer], key=lambda entry: entry.deadline)
-        late = arrange(self.table, self.ladders, order, terms).late
+        outlook = arrange(self.table, self.ladders, order, terms)
+        late = outlook.late
+        if not late:
+            self.plan = outlook
         if -1 in late:
             return "it can not be done by then beside the jobs that are promised"
         return f"the promise to {self.table.specs[min(late)].id} could not be kept" if late else ""
@@ -267,7 +367,7 @@ class Counter:
     def _eased(self) -> list[Entry]:
         """The promises, where jobs that are strained today only must not fare worse."""
         return [
-            replace(entry, dues=(self._finish(entry) + 1.0,)) if entry.dues[0] < self._finish(entry) else entry
+            replace(entry, dues=(self._finish(entry) + 0.001,)) if entry.dues[0] < self._finish(entry) else entry
             for entry in self.entries
         ]
 
@@ -292,7 +392,9 @@ def admit(job: JobSpec, curve: ScalingCurve, table: Table, terms: Terms) -> Admi
     why = counter.refusal(job.deadline_s)
     if not why:
         reason = "its deadline can be kept, and so can all others"
-        return Admitted(job_id=job.id, reason=reason, promised_s=job.deadline_s)
+        assert counter.plan is not None
+        reserved = counter.plan.reserved(table, job.id)
+        return Admitted(job_id=job.id, reason=reason, promised_s=job.deadline_s, reserved=reserved)
     earliest = counter.earliest(job.deadline_s)
     hint = "no deadline could be promised" if earliest is None else f"{earliest:.0f} s could be promised"
     return Rejected(

@@ -8,7 +8,7 @@ that has carried the plan out and the plan is empty.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -86,6 +86,7 @@ def run_round(snapshot: Snapshot, policy: Policy, curves: Curves, *, migrate: bo
         allocation=_allocation(taken.cluster, nodes),
         placement=Placement(nodes=nodes),
         notes=_notes(table, shares),
+        reserved=shares.reserved,
         wake_s=shares.wake_s,
     )
 
@@ -120,9 +121,15 @@ def _admit(snapshot: Snapshot, policy: Policy, curves: Curves) -> tuple[tuple[Ad
             answer = admit(view.spec, curves.of(view.spec)[0], slots, table)
             answers.append(answer)
             if isinstance(answer, Admitted):
-                known.append(view)
-    order = {id(view): i for i, view in enumerate(snapshot.jobs)}
-    return tuple(answers), _with_jobs(snapshot, sorted(known, key=lambda view: order[id(view)]))
+                known = [_planned(one, answer) for one in (*known, view)]
+    order = {view.spec.id: i for i, view in enumerate(snapshot.jobs)}
+    return tuple(answers), _with_jobs(snapshot, sorted(known, key=lambda view: order[view.spec.id]))
+
+
+def _planned(view: JobView, answer: Admitted) -> JobView:
+    """The job with what this admission has planned for it, if anything."""
+    found = answer.reserved.get(view.spec.id)
+    return view if found is None else replace(view, reserved=found)
 
 
 def _with_jobs(snapshot: Snapshot, jobs: list[JobView]) -> Snapshot:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from concertina.core.cluster import Snapshot
-from concertina.core.job import JobSpec
+from concertina.core.job import JobSpec, Reserved
 from concertina.policies.mixed_speed import mixed_speed
 from concertina.policies.placement import Placer
 from concertina.policies.scaling_curve import Curves, ScalingCurve
@@ -48,6 +48,8 @@ class Table:
         """Devices by type of the jobs (by `key`) that hold more than one type."""
         self.rooms: Placer | None = None
         """Free devices node by node, to be read and copied; None where places are not tracked."""
+        self.reserved: dict[str, Reserved] = {}
+        """What the policy has planned for jobs, by their id."""
         self.keys: list[int] = []
         """The keeper's own number of the job in each row."""
         self._ints = np.zeros((len(_INTS), room), dtype=np.int64)
@@ -267,6 +269,8 @@ class Table:
             c("executed_0")[row] = view.executed_s
             c("left_0")[row] = max(work - view.work_done, 1e-9) / c("asked_speed")[row]
             c("level")[row], c("stamp")[row] = view.level, view.stamp
+            if view.reserved:
+                table.reserved[view.spec.id] = view.reserved
             if view.waiting_since_s is not None:
                 c("waiting_since")[row] = view.waiting_since_s
             if view.workers:

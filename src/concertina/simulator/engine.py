@@ -175,6 +175,8 @@ class Simulation:
             self.table.column("level")[:n] = shares.level
         if shares.stamp is not None:
             self.table.column("stamp")[:n] = shares.stamp
+        if shares.reserved is not None:
+            self.table.reserved = dict(shares.reserved)
 
     def _reasons(self, wanted: list[Change]) -> list[str]:
         """Why, asked before anything changes; only if somebody wants to know."""
@@ -200,6 +202,7 @@ class Simulation:
         estimate = work * self.setting.noise.estimate_factor(self.setting.seed, spec.id)
         user = self.users.setdefault(spec.user, len(self.users))
         row = self.table.add(key, spec, curve, estimate=estimate, user=user)
+        self.table.reserved.update(answer.reserved)
         note.alone_s = work / float(self.table.column("asked_speed")[row])
         note.contention_0 = self.recorder.contention_s
         self.recorder.waiting += 1
