@@ -136,6 +136,13 @@ def test_a_hundred_million_samples_in_order_take_a_few_hundred_bytes() -> None:
     for step, first in enumerate(range(0, samples, 1_000_000)):
         book.record(0, step, 0, first, first + 1_000_000)
     assert book.rows() == [row(samples, samples)]
+    assert len(book.streams[0, 0, 0, 0].once._pages) <= 1
+    assert len(json.dumps(book.to_json())) < 2_000
+
+
+def test_a_hundred_million_samples_without_the_first_are_saved_in_a_few_hundred_bytes() -> None:
+    book = SampleSet()
+    book.add_range(1, 100_000_000)
     assert len(json.dumps(book.to_json())) < 2_000
 
 
