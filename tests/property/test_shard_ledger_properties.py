@@ -26,7 +26,7 @@ class Job(RuleBasedStateMachine):
     """The world around the books: real lengths, real workers, and what really was part of committed steps."""
 
     @initialize(
-        lengths=st.lists(st.integers(0, 4), min_size=1, max_size=6), seed=st.integers(0, 3), hold=st.integers(1, 3)
+        lengths=st.lists(st.integers(0, 6), min_size=1, max_size=6), seed=st.integers(0, 3), hold=st.integers(1, 3)
     )
     def begin(self, lengths: list[int], seed: int, hold: int) -> None:
         self.lengths = lengths
@@ -67,7 +67,7 @@ class Job(RuleBasedStateMachine):
             self.check_epoch()
             self.epoch += 1
         elif isinstance(answer, Refused):
-            assert len(reader.open) == self.state.hold
+            assert len(reader.open) >= self.state.hold  # more, where a redo has made read pieces unread
 
     @rule(data=st.data(), count=st.integers(0, 3), twice=st.booleans())
     @precondition(lambda self: any(r.open for r in self.readers.values()))
@@ -92,20 +92,16 @@ class Job(RuleBasedStateMachine):
         else:
             reader.open[ticket] = Span(span.piece, to, span.end)
 
-    @rule(counts=st.lists(st.integers(0, 3), min_size=8, max_size=8))
+    @rule(counts=st.lists(st.integers(0, 3), min_size=8, max_size=8), ahead=st.booleans())
     @precondition(lambda self: self.readers)
-    def everybody_works(self, counts: list[int]) -> None:
+    def everybody_works(self, counts: list[int], ahead: bool) -> None:
+        if ahead and self.step - self.state.committed < 3:
+            self.step += 1  # before the commit of the step in flight is known
         for name in sorted(self.readers):
             self.take_for(name, resend=False)
         tickets = [(name, ticket) for name, reader in sorted(self.readers.items()) for ticket in reader.open]
         for (name, ticket), count in zip(tickets, counts, strict=False):
             self.read_some(name, ticket, count, twice=False)
-
-    @rule()
-    @precondition(lambda self: self.step - self.state.committed < 3)
-    def run_ahead(self) -> None:
-        """The next step begins before the commit of this one is known."""
-        self.step += 1
 
     @rule(behind=st.integers(0, 2))
     def commit(self, behind: int) -> None:

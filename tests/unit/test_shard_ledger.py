@@ -6,7 +6,7 @@ import pytest
 
 from concertina.core.errors import UsageError
 from concertina.master import shard_ledger as ledger
-from concertina.master.shard_ledger import EpochOver, Granted, Refused, Shards, Span, Wait
+from concertina.master.shard_ledger import EpochOver, Granted, Refused, Report, Shards, Span, Wait
 
 
 def in_order(pieces: int = 4, hold: int = 2) -> Shards:
@@ -219,6 +219,15 @@ def test_a_report_that_cannot_be_right_is_refused_and_changes_nothing(
     assert same == state
     assert refused is not None
     assert why in refused.reason
+
+
+def test_all_reports_of_a_step_at_once_are_as_one_after_another_and_only_the_wrong_one_is_refused() -> None:
+    state, a = take(in_order(), "a")
+    state, b = take(state, "b")
+    reports = [Report("a", a.ticket, 3), Report("b", a.ticket, 4), Report("b", b.ticket, 5, ended=True)]
+    together, refused = ledger.read_all(state, 1, reports)
+    assert together == read(read(state, "a", a.ticket, 1, 3), "b", b.ticket, 1, 5, ended=True)
+    assert refused == (Refused("worker b does not hold ticket 0; what it reads there does not count"),)
 
 
 def test_a_job_that_continues_from_a_checkpoint_hands_everything_else_out_again() -> None:

@@ -64,7 +64,8 @@ class Shards:
     pieces: int
     seed: int = 0
     shuffle: bool = True
-    hold: int = 2  # pieces a worker may have that it has not read to their end: one in use, one being fetched
+    hold: int = 2  # pieces a worker gets that it has not read to their end: one in use, one being fetched. More only
+    # after a `roll_back`, when pieces that it had read are unread again
     epoch: int = 0
     cursor: int = 0  # pieces of this epoch that were handed out for the first time
     committed: int = 0  # newest step that counts
@@ -167,21 +168,44 @@ def _again(state: Shards, request: int, newest: int, ticket: int) -> Answer:
     return Refused(f"request {request} was answered before, the newest is {newest}; count up")
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A worker has read what it holds under `ticket` up to `offset`; `ended`: and the piece ends there."""
+
+    worker: str
+    ticket: int
+    offset: int
+    ended: bool = False
+
+
 def read(
     state: Shards, worker: str, ticket: int, *, step: int, offset: int, ended: bool = False
 ) -> tuple[Shards, Refused | None]:
     """For step `step`, the worker has read its span up to `offset`. May be told several times."""
-    found = next((h for h in state.held if h.ticket == ticket and h.worker == worker), None)
-    if found is None:
-        return state, Refused(f"worker {worker} does not hold ticket {ticket}; what it reads there does not count")
-    mark = Mark(step, offset, ended)
-    if mark in found.marks or (found.all_read and offset == found.read_to):
-        return state, None
-    why = _wrong(state, found, mark)
-    if why:
-        return state, Refused(f"worker {worker}, ticket {ticket}, piece {found.span.piece}: {why}")
-    marks = (*(m for m in found.marks if m.step != step), mark)
-    return _with_held(state, lambda h: replace(h, marks=marks) if h is found else h), None
+    state, refused = read_all(state, step, (Report(worker, ticket, offset, ended),))
+    return state, refused[0] if refused else None
+
+
+def read_all(state: Shards, step: int, reports: Iterable[Report]) -> tuple[Shards, tuple[Refused, ...]]:
+    """What all workers have read for a step, in one go. What is refused changes nothing, the rest counts."""
+    held = {h.ticket: h for h in state.held}
+    refused: list[Refused] = []
+    for report in reports:
+        found = held.get(report.ticket)
+        if found is None or found.worker != report.worker:
+            what = f"worker {report.worker} does not hold ticket {report.ticket}"
+            refused.append(Refused(f"{what}; what it reads there does not count"))
+            continue
+        mark = Mark(step, report.offset, report.ended)
+        if mark in found.marks or (found.all_read and report.offset == found.read_to):
+            continue
+        why = _wrong(state, found, mark)
+        if why:
+            where = f"worker {report.worker}, ticket {report.ticket}, piece {found.span.piece}"
+            refused.append(Refused(f"{where}: {why}"))
+            continue
+        held[report.ticket] = replace(found, marks=(*(m for m in found.marks if m.step != step), mark))
+    return replace(state, held=tuple(held.values())), tuple(refused)
 
 
 def _wrong(state: Shards, held: Held, mark: Mark) -> str:
