@@ -64,10 +64,10 @@ def _gangs_by_type(table: Table, order: Sequence[int]) -> Shares:
     return Shares(workers=workers, kind=kinds)
 
 
-def choose_type(table: Table, row: int, free: Sequence[int], *, stay: int = -1) -> int:
-    """The type this job should take its gang from: its present one, else the fastest with room; -1 if
-    none."""
-    need, allowed = int(table.gpus[row]), int(table.allowed[row])
+def choose_type(table: Table, row: int, free: Sequence[int], *, stay: int = -1, need: int = 0) -> int:
+    """The type this job should take its gang (or `need` devices) from: its present one, else the fastest with
+    room; -1 if none."""
+    need, allowed = need or int(table.gpus[row]), int(table.allowed[row])
     if stay >= 0 and free[stay] >= need:
         return stay
     best, best_speed = -1, 0.0

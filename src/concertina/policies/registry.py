@@ -9,6 +9,9 @@ from concertina.policies.chronus import ChronusPolicy
 from concertina.policies.concertina import ConcertinaPolicy
 from concertina.policies.easyscale import EasyScalePolicy
 from concertina.policies.edf import EdfPolicy
+from concertina.policies.elastic_backfill import ElasticBackfillPolicy
+from concertina.policies.elastic_fifo import ElasticFifoPolicy
+from concertina.policies.elastic_tiresias import ElasticTiresiasPolicy
 from concertina.policies.elasticflow import ElasticFlowPolicy
 from concertina.policies.fifo import FifoPolicy
 from concertina.policies.gandiva import GandivaPolicy
@@ -25,6 +28,8 @@ from concertina.policies.yarn_cs import YarnCsPolicy
 _ALL: tuple[Policy, ...] = (
     FifoPolicy(),
     BackfillPolicy(),
+    ElasticFifoPolicy(),
+    ElasticBackfillPolicy(),
     YarnCsPolicy(),
     EasyScalePolicy(),
     EasyScalePolicy(name="easyscale-heter", paper="EasyScale (SC 2023), 3.4.2: device types may be mixed", mixes=True),
@@ -36,6 +41,7 @@ _ALL: tuple[Policy, ...] = (
         paper="Gu et al. (NSDI 2019), 2D-Gittins",
         samples=log_normal_samples(median=900.0, sigma=2.5),
     ),
+    ElasticTiresiasPolicy(),
     GandivaPolicy(),
     ThemisPolicy(),
     ChronusPolicy(),

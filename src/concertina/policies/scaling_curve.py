@@ -152,6 +152,10 @@ class Curves:
             raise NoCurveError(job_id=job.id, wanted=_wanted(job), nearest=self._nearest(job))
         return self._law(job.gpus), job.duration_s
 
+    def measured(self, model: str, batch_size: int) -> ScalingCurve | None:
+        """The curve of a model at one batch size, where the table has it."""
+        return self._known.get((model, batch_size))
+
     def _law(self, asked: int) -> ScalingCurve:
         found = self._laws.get(asked)
         if found is None:

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from concertina.core.cluster import Cluster
 from concertina.core.job import JobSpec
 from concertina.policies.base import Policy
+from concertina.policies.hybrid_curves import curves_for
 from concertina.policies.registry import policy_named
-from concertina.policies.scaling_curve import Curves, ThroughputTable
+from concertina.policies.scaling_curve import ThroughputTable
 from concertina.simulator.engine import Setting, Simulation
 from concertina.simulator.metrics import Result
 from concertina.simulator.noise import Fault, Noise
@@ -41,10 +42,11 @@ def simulate(
     that jobs are compact) or `count` (no places, only numbers: fastest). `gap_s` is the least time
     between two rounds.
     """
+    chosen = policy_named(policy) if isinstance(policy, str) else policy
     setting = Setting(
         cluster=cluster,
-        policy=policy_named(policy) if isinstance(policy, str) else policy,
-        curves=Curves(throughput),
+        policy=chosen,
+        curves=curves_for(getattr(chosen, "scaling", "strong"), throughput),
         overhead=overhead_named(overhead),
         noise=noise or Noise(),
         faults=faults,
