@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
 from concertina.core.errors import UnknownNameError
 from concertina.core.job import JobSpec
 from concertina.core.plan import Admitted, Rejected
+from concertina.policies.base import Policy
 from concertina.policies.fair_promise import admit_fairly
-from concertina.policies.promise import Terms, admit
+from concertina.policies.promise import admit, sure
 from concertina.policies.scaling_curve import ScalingCurve
 from concertina.policies.table import Table, allowed_types
+from concertina.policies.terms import Terms
 
 Rule = Callable[[JobSpec, ScalingCurve, Sequence[int], Table], Admitted | Rejected]
 """(job, its curve, devices by type when all nodes are up, the table without the job) -> answer"""
+
+
+USUAL = Terms()
 
 
 def fits(job: JobSpec, curve: ScalingCurve, slots: Sequence[int], table: Table) -> Admitted | Rejected:
@@ -44,31 +52,32 @@ def _refuse(job: JobSpec, reason: str) -> Rejected:
     return Rejected(job_id=job.id, reason=reason)
 
 
-def promise(job: JobSpec, curve: ScalingCurve, slots: Sequence[int], table: Table) -> Admitted | Rejected:
+def promise(
+    job: JobSpec, curve: ScalingCurve, slots: Sequence[int], table: Table, terms: Terms = USUAL
+) -> Admitted | Rejected:
     """Take a job whose strict deadline can be kept beside all others (ElasticFlow 4.1)."""
     answer = fits_elastic(job, curve, slots, table)
-    return admit(job, curve, table, Terms()) if isinstance(answer, Admitted) else answer
+    return admit(job, curve, sure(table, slots, terms), terms) if isinstance(answer, Admitted) else answer
 
 
-def promise_fair(job: JobSpec, curve: ScalingCurve, slots: Sequence[int], table: Table) -> Admitted | Rejected:
+def promise_fair(
+    job: JobSpec, curve: ScalingCurve, slots: Sequence[int], table: Table, terms: Terms = USUAL
+) -> Admitted | Rejected:
     """The same, and jobs without a promise still get their fair share."""
     answer = fits_elastic(job, curve, slots, table)
-    return admit_fairly(job, curve, table, Terms()) if isinstance(answer, Admitted) else answer
+    return admit_fairly(job, curve, sure(table, slots, terms), terms) if isinstance(answer, Admitted) else answer
 
 
-def promise_gang(job: JobSpec, curve: ScalingCurve, slots: Sequence[int], table: Table) -> Admitted | Rejected:
+def promise_gang(
+    job: JobSpec, curve: ScalingCurve, slots: Sequence[int], table: Table, terms: Terms = USUAL
+) -> Admitted | Rejected:
     """The same for jobs that only ever run on the devices they asked for."""
-    answer = fits(job, curve, slots, table)
-    return admit(job, curve, table, Terms(elastic=False)) if isinstance(answer, Admitted) else answer
+    answer, terms = fits(job, curve, slots, table), replace(terms, elastic=False)
+    return admit(job, curve, sure(table, slots, terms), terms) if isinstance(answer, Admitted) else answer
 
 
-RULES: dict[str, Rule] = {
-    "fits": fits,
-    "fits-elastic": fits_elastic,
-    "promise": promise,
-    "promise-fair": promise_fair,
-    "promise-gang": promise_gang,
-}
+_PROMISES = {"promise": promise, "promise-fair": promise_fair, "promise-gang": promise_gang}
+RULES: dict[str, Rule] = {"fits": fits, "fits-elastic": fits_elastic, **_PROMISES}
 
 
 def rule(name: str) -> Rule:
@@ -76,3 +85,25 @@ def rule(name: str) -> Rule:
     if name not in RULES:
         raise UnknownNameError(kind="admission rule", seen=name, known=tuple(RULES))
     return RULES[name]
+
+
+def rule_of(policy: Policy) -> Rule:
+    """The rule that a policy names, on the policy's own terms."""
+    terms, promising = terms_of(policy), _PROMISES.get(policy.admission)
+    if promising is None or terms is None:
+        return rule(policy.admission)
+    return partial(promising, terms=terms)
+
+
+def terms_of(policy: Policy) -> Terms | None:
+    """The terms on which it promises deadlines; None if it promises none."""
+    terms = getattr(policy, "terms", None)
+    return terms if isinstance(terms, Terms) else None
+
+
+def on_terms(policy: Policy, **changes: object) -> Policy:
+    """The policy with other terms for its promises (fields of `Terms`); the policy itself if it makes none."""
+    terms = terms_of(policy)
+    if terms is None:
+        return policy
+    return cast(Policy, replace(cast(Any, policy), terms=replace(terms, **cast(Any, changes))))

@@ -35,6 +35,10 @@ class ChangeCost:
         """For a change to so many devices."""
         return self.flat_s + self.doubling_s * math.log2(devices) if devices else 0.0
 
+    def at_least(self, flat_s: float, doubling_s: float) -> ChangeCost:
+        """This, or more where a change is known to cost more."""
+        return ChangeCost(flat_s=max(self.flat_s, flat_s), doubling_s=max(self.doubling_s, doubling_s))
+
 
 def rank_of(free: int) -> int:
     """0 for nothing free, else 1 + the exponent of the largest power of two in it."""

@@ -7,49 +7,18 @@ anew), defended with part of it, and only then kept to the second. Pure arithmet
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from concertina.core.job import JobSpec, Reserved
 from concertina.core.plan import Admitted, Rejected
-from concertina.policies.filling import ChangeCost, Claim, Filling, Ladders, Run, Share, sizes_of
+from concertina.policies.filling import Claim, Filling, Ladders, Run, Share, sizes_of
 from concertina.policies.scaling_curve import LawCurve, ScalingCurve
 from concertina.policies.table import Table, allowed_types
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What a promise allows for."""
-
-    cost: ChangeCost = field(default_factory=ChangeCost)
-    spare_s: float = 90.0
-    """Seconds kept free before a deadline: workers may once be started anew at the worst moment."""
-    spare_share: float = 0.03
-    """Part of the time to the deadline kept free: noise, further changes."""
-    defended: float = 0.6
-    """Part of the spare that a new promise must leave to the old ones."""
-    headroom: float = 0.08
-    """How much slower than expected a job may turn out and still be in time on all devices it can use."""
-    elastic: bool = True
-    """Whether jobs run on other numbers of devices than they asked for."""
-    give_up: bool = True
-    """Whether a job that can not be in time any more waits for those that can."""
-    attempts: int = 3
-    """How many other arrangements are tried before a promise is given up or refused."""
-    fewer: tuple[int, ...] = (1, 2, 3, 8)
-    """If all arrangements leave a job late: plan as if so many devices were not there. More devices can lead
-    the filling astray; what was possible without them still is."""
-    halvings: int = 6
-    """How closely the earliest deadline is looked for that could be promised."""
-
-    def due(self, now: float, deadline: float, part: float = 1.0) -> float:
-        """When a job must be done to be in time with this part of the spare left."""
-        return deadline - part * (self.spare_s + self.spare_share * max(deadline - now, 0.0))
-
-    def deadline(self, now: float, finish: float) -> float:
-        """The earliest deadline that can be promised to a job that can be done at `finish`."""
-        return (finish + self.spare_s - self.spare_share * now) / (1.0 - self.spare_share)
+from concertina.policies.terms import Terms as Terms
 
 
 @dataclass(slots=True)
@@ -151,16 +120,24 @@ def look_ahead(table: Table, terms: Terms) -> Outlook:
     """Fill in all promised jobs; those that can not be in time take what they can."""
     ladders = Ladders(table.types, table.capacity, terms.cost)
     entries = entries_of(table, ladders, terms)
-    best = arrange(table, ladders, entries, terms)
+    back = terms.kept_back(table.types)
+    best = arrange(table, ladders, entries, terms, less=back)
+    if any(back) and best.loss > _NONE:  # the reserve is there for this
+        best = _better(best, arrange(table, ladders, entries, terms))
     if best.late and terms.attempts:
         best = _better(best, arrange(table, ladders, _as_promised(table, entries, terms), terms))
     for fewer in terms.fewer if best.late and terms.attempts else ():
-        best = _better(best, arrange(table, ladders, entries, terms, fewer=fewer))
+        less = [fewer] * len(table.types)
+        best = _better(best, arrange(table, ladders, entries, terms, less=less))
         asked = _as_promised(table, entries, terms)
-        best = _better(best, arrange(table, ladders, asked, terms, fewer=fewer))
+        best = _better(best, arrange(table, ladders, asked, terms, less=less))
         if not best.late:
             break
     return best
+
+
+_NONE = (0, 0.0)
+"""The loss of an outlook in which nothing is wrong."""
 
 
 def _better(one: Outlook, other: Outlook) -> Outlook:
@@ -178,19 +155,22 @@ def _as_promised(table: Table, entries: list[Entry], terms: Terms) -> list[Entry
     ]
 
 
-def arrange(table: Table, ladders: Ladders, entries: list[Entry], terms: Terms, *, fewer: int = 0) -> Outlook:
+def arrange(table: Table, ladders: Ladders, entries: list[Entry], terms: Terms, *, less: Sequence[int] = ()) -> Outlook:
     """The first arrangement in which nobody is late or short of spare, or the best.
 
     By deadline with levels as low as possible; exactly as the last round has planned, which is possible for as
     long as nothing came between; by deadline with the levels of the last round; with the late ones in front.
+    `less` are devices by type to leave out.
     """
-    capacity = [max(count - fewer, 0) for count in table.capacity]
+    capacity = [
+        max(count - fewer, 0) for count, fewer in zip(table.capacity, less or [0] * len(table.capacity), strict=True)
+    ]
     best = _fill_in(table.now, capacity, ladders, entries, terms, keep=False)
-    if best.loss == (0, 0.0) or not terms.attempts:
+    if best.loss == _NONE or not terms.attempts:
         return best
     if any(entry.runs for entry in entries):
         best = _better(best, _as_planned(table.now, capacity, ladders, entries))
-        delay = min(_delay(table.now, capacity, entries), terms.spare_s) if best.loss > (0, 0.0) else 0.0
+        delay = min(_delay(table.now, capacity, entries), terms.spare_s) if best.loss > _NONE else 0.0
         if delay > 0.0:
             best = _better(best, _as_planned(table.now, capacity, ladders, entries, later=delay))
     order = entries
@@ -388,6 +368,8 @@ def admit(job: JobSpec, curve: ScalingCurve, table: Table, terms: Terms) -> Admi
     if job.deadline_s is None or job.soft:
         what = "no deadline" if job.deadline_s is None else "its deadline is soft"
         return Admitted(job_id=job.id, reason=f"{what}: it gets what promises leave")
+    if why := over_quota(job, table, terms):
+        return Rejected(job_id=job.id, reason=why)
     counter = Counter(job, curve, table, terms)
     why = counter.refusal(job.deadline_s)
     if not why:
@@ -402,3 +384,28 @@ def admit(job: JobSpec, curve: ScalingCurve, table: Table, terms: Terms) -> Admi
         reason=f"deadline {job.deadline_s:.0f} s: {why}; {hint}",
         earliest_s=earliest,
     )
+
+
+def over_quota(job: JobSpec, table: Table, terms: Terms) -> str:
+    """Why the job's user may not be promised more; empty if that is no reason (ElasticFlow 4.4)."""
+    quota = terms.quota(job.user)
+    if quota is None:
+        return ""
+    taken = sum(table.specs[row].gpus for row in promised_rows(table) if table.specs[row].user == job.user)
+    if taken + job.gpus <= quota:
+        return ""
+    who = job.user or "its user"
+    return (
+        f"promised jobs of {who} ask for {taken} of the {quota} devices of its quota and this one for {job.gpus};"
+        " it could come later, or without a strict deadline"
+    )
+
+
+def sure(table: Table, slots: Sequence[int], terms: Terms) -> Table:
+    """The table with the devices that a promise may rely on: without the reserve, as far as that is not lost yet."""
+    if not terms.reserve:
+        return table
+    twin = copy(table)
+    kept = zip(slots, terms.kept_back(table.types), strict=True)
+    twin.capacity = [max(min(up, all_ - back), 0) for up, (all_, back) in zip(table.capacity, kept, strict=True)]
+    return twin

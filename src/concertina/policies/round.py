@@ -15,7 +15,7 @@ import numpy as np
 from concertina.core.cluster import Allocation, Cluster, Placement, Snapshot
 from concertina.core.job import JobPhase, JobView
 from concertina.core.plan import Action, Admitted, Launch, Move, Nodes, Plan, Rejected, Resize, Stop
-from concertina.policies.admission import rule
+from concertina.policies.admission import rule_of
 from concertina.policies.base import Policy, Shares
 from concertina.policies.placement import Placer, Shift, Spot
 from concertina.policies.scaling_curve import Curves
@@ -111,7 +111,7 @@ def _notes(table: Table, shares: Shares) -> dict[str, tuple[int, float]]:
 
 
 def _admit(snapshot: Snapshot, policy: Policy, curves: Curves) -> tuple[tuple[Admitted | Rejected, ...], Snapshot]:
-    admit = rule(policy.admission)
+    admit = rule_of(policy)
     slots = [snapshot.cluster.slots_of(kind) for kind in snapshot.cluster.types]
     known = [view for view in snapshot.jobs if view.phase is not JobPhase.SUBMITTED]
     answers: list[Admitted | Rejected] = []

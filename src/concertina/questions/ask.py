@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from concertina.core.cluster import Snapshot
 from concertina.core.job import JobPhase, JobSpec, JobView
 from concertina.core.plan import Admitted, Rejected
-from concertina.policies.admission import rule
+from concertina.policies.admission import rule_of
 from concertina.policies.table import Table
 from concertina.questions.answers import Band, Delay, Eta, Quote
 from concertina.questions.arrivals import arrivals
 from concertina.questions.basis import Basis, QuestionError, check_job
-from concertina.questions.forward import Course, Forward, Pace
+from concertina.questions.forward import Course, FirstRound, Forward, Pace
 from concertina.simulator.engine import Setting
 from concertina.simulator.noise import Noise
 from concertina.simulator.recorder import Record
@@ -33,6 +33,8 @@ RUNS_AT_LEAST = 4
 """Runs that the budget should allow; what a single one may cost follows."""
 FEWEST_ROUNDS = 8
 """However many jobs there are."""
+MOST_ROUNDS = 60
+"""More are worth no more, once not every event has one."""
 PRESENT = 1 / 6
 """Part of the jobs that a round meets on average, if rounds are few: most come when few jobs are left."""
 FEWEST_FUTURES = 2
@@ -55,6 +57,7 @@ class World:
     pace: Pace | None
     run_ms: float
     """What a run should cost at most, as counted."""
+    first: FirstRound = field(default_factory=FirstRound)
 
     def run(self, *, draw: int | None, until: Collection[str], come: Sequence[JobSpec] = ()) -> Course:
         """One run; `draw` numbers the luck it has, None: none at all."""
@@ -71,7 +74,8 @@ class World:
             placement=basis.placement if tracked else "count",
             record=Record(),
         )
-        return Forward(self.snapshot, setting, arrivals=come, until=until, pace=self.pace).forward()
+        first = None if self.pace is None else self.first
+        return Forward(self.snapshot, setting, arrivals=come, until=until, pace=self.pace, first=first).forward()
 
     def cost_ms(self, course: Course) -> float:
         """What a run cost, as counted."""
@@ -104,7 +108,8 @@ def world_of(snapshot: Snapshot, basis: Basis, run_ms: float) -> World:
     jobs = len(snapshot.jobs)
     if jobs**2 * row_us(basis) / 1000.0 <= run_ms:
         return World(snapshot=snapshot, basis=basis, pace=None, run_ms=run_ms)
-    rounds = max(FEWEST_ROUNDS, int(run_ms * 1000.0 / (jobs * PRESENT * row_us(basis))))
+    rounds = int(run_ms * 1000.0 / (jobs * PRESENT * row_us(basis)))
+    rounds = min(max(rounds, FEWEST_ROUNDS), MOST_ROUNDS)
     pace = Pace(rounds=rounds, span_s=drain_s(snapshot, basis))
     return World(snapshot=snapshot, basis=basis, pace=pace, run_ms=run_ms)
 
@@ -161,7 +166,7 @@ def quote(snapshot: Snapshot, spec: JobSpec, basis: Basis) -> Quote:
         )  # fmt: skip
     view = JobView(spec=offered, phase=JobPhase.WAITING, waiting_since_s=snapshot.now)
     world = world_of(replace(snapshot, jobs=(*snapshot.jobs, view)), basis, basis.budget_ms / RUNS_AT_LEAST)
-    without = replace(world, snapshot=snapshot).run(draw=None, until=())
+    without = replace(world, snapshot=snapshot, first=FirstRound()).run(draw=None, until=())
     plain = world.run(draw=None, until=())
     left_ms = basis.budget_ms - world.cost_ms(without) - world.cost_ms(plain)
     courses = world.futures(plain, [spec.id], left_ms)
@@ -185,7 +190,7 @@ def _at(spec: JobSpec, deadline: float | None) -> JobSpec | None:
 def _promise(snapshot: Snapshot, spec: JobSpec, basis: Basis) -> tuple[Admitted | Rejected, float | None]:
     """The answer of admission to this job as it is, and the earliest deadline that it would promise."""
     curve, _ = basis.curves.of(spec)
-    admit = rule(basis.policy.admission)
+    admit = rule_of(basis.policy)
     slots = [snapshot.cluster.slots_of(kind) for kind in snapshot.cluster.types]
     table = Table.from_snapshot(_taken(snapshot), basis.curves)
     answer = admit(spec, curve, slots, table)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from concertina.core.cluster import Snapshot
 from concertina.core.job import JobPhase, JobView
 from concertina.core.plan import Admitted
-from concertina.policies.admission import rule
+from concertina.policies.admission import rule_of
 from concertina.policies.round import changes, observed
 from concertina.policies.table import Table
 from concertina.questions.basis import Basis, check_job
@@ -43,7 +43,7 @@ def _submitted(snapshot: Snapshot, view: JobView, basis: Basis) -> str:
     known = replace(snapshot, jobs=tuple(v for v in snapshot.jobs if v.phase is not JobPhase.SUBMITTED))
     slots = [snapshot.cluster.slots_of(kind) for kind in snapshot.cluster.types]
     curve, _ = basis.curves.of(view.spec)
-    answer = rule(basis.policy.admission)(view.spec, curve, slots, Table.from_snapshot(known, basis.curves))
+    answer = rule_of(basis.policy)(view.spec, curve, slots, Table.from_snapshot(known, basis.curves))
     verdict = "taken" if isinstance(answer, Admitted) else "refused"
     return f"it is not yet admitted and would be {verdict}: {answer.reason}"
 

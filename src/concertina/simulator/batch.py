@@ -18,6 +18,7 @@ from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import SpawnProcess
 
 from concertina.core.errors import ConcertinaError, SimulationError
+from concertina.policies.base import Policy
 from concertina.simulator.metrics import Result
 from concertina.simulator.noise import Noise
 from concertina.simulator.recorder import Record
@@ -30,7 +31,7 @@ class Task:
     """One simulation to run."""
 
     scenario: Scenario
-    policy: str
+    policy: str | Policy
     overhead: str | float = "instant"
     seed: int = 0
     noise: Noise = field(default_factory=Noise)

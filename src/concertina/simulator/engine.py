@@ -15,7 +15,7 @@ from concertina.core.cluster import Cluster
 from concertina.core.errors import SimulationError
 from concertina.core.job import JobPhase, JobSpec
 from concertina.core.plan import Rejected
-from concertina.policies.admission import rule
+from concertina.policies.admission import rule_of
 from concertina.policies.base import Policy, Shares
 from concertina.policies.placement import Spot
 from concertina.policies.round import Change, changes
@@ -67,7 +67,7 @@ class Simulation:
         """Heap of (time, key, stretch); out of date where the stretch is not the newest."""
         self.faults = sorted(setting.faults, key=lambda fault: fault.time_s)
         self.users: dict[str, int] = {}
-        self.admit = rule(self.policy.admission)
+        self.admit = rule_of(self.policy)
         self.next_job = self.next_fault = 0
         self.wake_s: float | None = None
         self.due_s: float | None = None
