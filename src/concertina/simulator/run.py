@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from concertina.core.cluster import Cluster
 from concertina.core.job import JobSpec
+from concertina.policies.admission import on_terms, terms_of
 from concertina.policies.base import Policy
 from concertina.policies.hybrid_curves import curves_for
 from concertina.policies.registry import policy_named
@@ -16,7 +17,7 @@ from concertina.policies.scaling_curve import ThroughputTable
 from concertina.simulator.engine import Setting, Simulation
 from concertina.simulator.metrics import Result
 from concertina.simulator.noise import Fault, Noise
-from concertina.simulator.overhead import OverheadModel, overhead_named
+from concertina.simulator.overhead import LARGE_CLUSTER, OverheadModel, overhead_named
 from concertina.simulator.recorder import Record
 
 
@@ -42,12 +43,13 @@ def simulate(
     that jobs are compact) or `count` (no places, only numbers: fastest). `gap_s` is the least time
     between two rounds.
     """
+    model = overhead_named(overhead)
     chosen = policy_named(policy) if isinstance(policy, str) else policy
     setting = Setting(
         cluster=cluster,
-        policy=chosen,
+        policy=_priced(chosen, model, cluster),
         curves=curves_for(getattr(chosen, "scaling", "strong"), throughput),
-        overhead=overhead_named(overhead),
+        overhead=model,
         noise=noise or Noise(),
         faults=faults,
         seed=seed,
@@ -58,6 +60,16 @@ def simulate(
     )
     with _without_collector():
         return Simulation(jobs, setting).run(time.perf_counter, trace)
+
+
+def _priced(policy: Policy, model: OverheadModel, cluster: Cluster) -> Policy:
+    """The policy with promises that count what a change costs here, where that is more than they expect."""
+    terms = terms_of(policy)
+    if terms is None:
+        return policy
+    large = model.large_s if cluster.slots >= LARGE_CLUSTER else 0.0
+    flat = max(model.rescale_s, model.resume_s, model.launch_s) + model.per_doubling_s + large
+    return on_terms(policy, cost=terms.cost.at_least(flat, model.per_doubling_s))
 
 
 @contextmanager
