@@ -12,7 +12,7 @@ from itertools import islice
 
 from concertina.core.job import JobSpec
 
-MOST = 100_000
+MOST = 20_000
 """Jobs looked at for one run: a past of a moment must not become an endless future."""
 FEWEST = 5
 """Jobs that make a past; fewer say nothing about how often one comes."""
@@ -34,9 +34,9 @@ def arrivals(
         return ()
     come = list(islice(_again(lately, now, length, until, draw.random() * length), MOST))
     if len(come) > most:
-        large = sorted(range(len(come)), key=lambda i: -_size(come[i]))[:most]
+        large = sorted(range(len(come)), key=lambda i: -_size(come[i][0]))[:most]
         come = [come[i] for i in sorted(large)]
-    return tuple(come)
+    return tuple(_later(job, turn, submit) for job, turn, submit in come)
 
 
 def _size(job: JobSpec) -> float:
@@ -44,7 +44,10 @@ def _size(job: JobSpec) -> float:
     return job.gpus * (job.duration_s if job.duration_s is not None else job.work or 0.0)
 
 
-def _again(lately: list[JobSpec], now: float, length: float, until: float, phase: float) -> Iterator[JobSpec]:
+def _again(
+    lately: list[JobSpec], now: float, length: float, until: float, phase: float
+) -> Iterator[tuple[JobSpec, int, float]]:
+    """(job, how often it has come again, when)"""
     begin = now - length
     first = next((i for i, job in enumerate(lately) if job.submit_s - begin > phase), len(lately))
     turn, at = 0, first
@@ -55,7 +58,10 @@ def _again(lately: list[JobSpec], now: float, length: float, until: float, phase
         submit = now + turn * length + (job.submit_s - begin) - phase
         if submit > until:
             return
-        shift = submit - job.submit_s
-        deadline = None if job.deadline_s is None else job.deadline_s + shift
-        yield replace(job, id=f"{job.id} again {turn}", submit_s=submit, deadline_s=deadline)
+        yield job, turn, submit
         at += 1
+
+
+def _later(job: JobSpec, turn: int, submit: float) -> JobSpec:
+    deadline = None if job.deadline_s is None else job.deadline_s + submit - job.submit_s
+    return replace(job, id=f"{job.id} again {turn}", submit_s=submit, deadline_s=deadline)

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from concertina.core.cluster import Snapshot
 from concertina.core.job import JobPhase, JobSpec, JobView
+from concertina.policies.base import Policy, Shares
 from concertina.policies.round import Change
-from concertina.policies.table import Floats
+from concertina.policies.table import Floats, Table
 from concertina.questions.stand_in import GANGS, StandIn
 from concertina.simulator.engine import Setting, Simulation
 from concertina.simulator.recorder import JobNotes
@@ -55,6 +56,51 @@ class Course:
     """Starts, ends and resizings: what the engine had to do."""
 
 
+@dataclass(slots=True)
+class FirstRound:
+    """What the policy decided at the very beginning: the same in every run from one snapshot, and dear."""
+
+    shares: Shares | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A policy whose first decision is known, or is kept for the next run."""
+
+    policy: Policy
+    first: FirstRound
+    begin_s: float
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        return self.policy.name
+
+    @property
+    def paper(self) -> str:
+        """Where it comes from."""
+        return self.policy.paper
+
+    @property
+    def admission(self) -> str:
+        """The admission rule it wants."""
+        return self.policy.admission
+
+    def allocate(self, table: Table) -> Shares:
+        """What was decided then, if it is still then and about the same jobs."""
+        known = self.first.shares
+        if table.now == self.begin_s and known is not None and len(known.workers) == len(table):
+            return known
+        found = self.policy.allocate(table)
+        if table.now == self.begin_s and known is None and found.workers.base is not table.held.base:
+            self.first.shares = found
+        return found
+
+    def explain(self, table: Table, row: int, before: int, after: int) -> str:
+        """As it would."""
+        return self.policy.explain(table, row, before, after)
+
+
 class Forward(Simulation):
     """One run from a snapshot on, until those asked for have ended (or, without any, everybody)."""
 
@@ -66,11 +112,14 @@ class Forward(Simulation):
         arrivals: Sequence[JobSpec] = (),
         until: Collection[str] = (),
         pace: Pace | None = None,
+        first: FirstRound | None = None,
     ) -> None:
         new = [view.spec for view in snapshot.jobs if view.phase is JobPhase.SUBMITTED]
         super().__init__([*new, *arrivals], setting)
         self.begin_s = self.table.now = self.recorder.now = snapshot.now
         self.pace = pace
+        if first is not None:
+            self.policy = Begun(self.policy, first, snapshot.now)
         self.waited_for = set(until)
         self.stops = bool(until)
         self.starts: dict[str, float] = {}
