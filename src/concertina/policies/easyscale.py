@@ -176,6 +176,7 @@ class _Deal:
                 return
 
     def _start(self, row: int) -> bool:
+        """Whether the next in the queue may have its turn."""
         saved = dict(self.now), list(self.free)
         while True:
             options = [(self.speed(row, counts), -i, counts) for i, counts in enumerate(self._least(row))]
@@ -183,8 +184,10 @@ class _Deal:
             if fits:
                 self.take(row, max(fits)[2])
                 return True
+            if not options:
+                return True  # it can not run here at all: nobody has to wait for it
             wanted = {kind for _, _, counts in options for kind, n in enumerate(counts) if n}
-            if not wanted or not self._give_back(wanted):
+            if not self._give_back(wanted):
                 self.now, self.free = saved
                 return False
 
@@ -192,8 +195,9 @@ class _Deal:
         """The smallest configuration of each type."""
         spec, curve = self.table.specs[row], self.table.curves[row]
         for kind in self.kinds(row):
-            count = next((n for n in curve.counts(self.table.types[kind]) if n >= (spec.min_workers or 1)), 0)
-            if count:
+            measured = curve.counts(self.table.types[kind])
+            count = max(spec.min_workers or 1, measured[0]) if measured else 0
+            if measured and count <= min(measured[-1], spec.max_workers or measured[-1]):
                 yield self._only(kind, count)
 
     def _only(self, kind: int, count: int) -> Counts:
@@ -203,9 +207,9 @@ class _Deal:
         """Let the job that loses least of its speed per device return devices of one of these types."""
         best: tuple[float, int, Counts] | None = None
         for row, counts in self.now.items():
-            if sum(counts) < 2 or row not in self.before:
-                continue
             whole = self.speed(row, counts)
+            if sum(counts) < 2 or row not in self.before or whole <= 0:
+                continue
             for kind in kinds:
                 for fewer in range(counts[kind]):
                     rest = (*counts[:kind], fewer, *counts[kind + 1 :])

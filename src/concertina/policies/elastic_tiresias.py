@@ -99,8 +99,10 @@ def _take(table: Table, order: Ints, demand: Ints) -> tuple[Ints, Ints | None]:
     for row in order.tolist():
         if not any(free):
             break
-        need = int(demand[row])
-        kind = choose_type(table, row, free, stay=int(table.kind[row]), need=need)
+        for need in dict.fromkeys((int(demand[row]), int(table.gpus[row]))):  # all, if it does not run on half
+            kind = choose_type(table, row, free, stay=int(table.kind[row]), need=need)
+            if kind >= 0:
+                break
         if kind >= 0:
             free[kind] -= need
             workers[row], kinds[row] = need, kind

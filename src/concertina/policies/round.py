@@ -169,8 +169,9 @@ def _actions(
         reason = policy.explain(table, change.row, change.before, change.after)
         after, moves = place_change(placer, key, change)
         for other, old, new in moves:
-            spots[other] = new
-            found.append(_move(cluster, snapshot.jobs[other].spec.id, old, new, job_id))
+            held = spots[other]
+            spots[other] = moved(held, old, new)
+            found.append(_move(cluster, snapshot.jobs[other].spec.id, held, spots[other], job_id))
         spots[key] = after
         found.append(_action(job_id, before, name_nodes(cluster, spots[key]), reason))
     return tuple(found)
@@ -188,6 +189,11 @@ def place_change(placer: Placer, key: int, change: Change) -> tuple[tuple[Spot, 
         spots += placed.spots
         moves += placed.moves
     return spots, moves
+
+
+def moved(held: tuple[Spot, ...], old: tuple[Spot, ...], new: tuple[Spot, ...]) -> tuple[Spot, ...]:
+    """What a job holds after its devices on `old` moved to `new`; those of other types stay."""
+    return (*(spot for spot in held if spot not in old), *new)
 
 
 def _action(job_id: str, before: Nodes, nodes: Nodes, reason: str) -> Action:

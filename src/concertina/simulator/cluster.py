@@ -13,7 +13,7 @@ from concertina.core.cluster import Cluster, Snapshot
 from concertina.core.errors import UnknownNameError
 from concertina.core.job import JobPhase, JobView
 from concertina.policies.placement import Placer, Shift, Spot
-from concertina.policies.round import Change, name_nodes, place_change
+from concertina.policies.round import Change, moved, name_nodes, place_change
 from concertina.policies.table import Table
 
 PLACEMENTS = ("best-fit", "buddy", "roomiest", "count")
@@ -90,14 +90,19 @@ class SimulatedCluster:
         if self.placer is not None:
             spots, moves = place_change(self.placer, key, change)
         self.spots[key] = spots
-        for other, _, new in moves:
-            self.spots[other] = new
+        moves = tuple(self._shift(*move) for move in moves)
         if len(change.workers) > 1:
             by_type = dict(change.workers)
             table.splits[key] = tuple(by_type.get(kind, 0) for kind in range(len(table.types)))
         c, at = table.raw, table.at(change.row)
         c["held"][at], c["kind"][at] = change.after, change.workers[0][0]
         return moves
+
+    def _shift(self, key: int, old: tuple[Spot, ...], new: tuple[Spot, ...]) -> Shift:
+        """A job moved aside; what it holds of other types stays where it is."""
+        before = self.spots[key]
+        self.spots[key] = moved(before, old, new)
+        return key, before, self.spots[key]
 
     def speed_of(self, row: int) -> float:
         """What the curve says about the devices the job in this row holds."""
