@@ -1,7 +1,7 @@
 """One job on this machine, from start to end: `concertina run` without its command line.
 
-Wires the pure machine (`master/machine.py`) to processes (`backends/local.py`) and keeps the books: the report, the
-event stream, the samples.
+Starts a master and, on its word, workers; keeps the books: the report, the event stream, the samples. A master that
+dies is replaced; the job does not notice.
 """
 
 import json
@@ -9,18 +9,21 @@ import shutil
 import signal
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from concertina.backends.local import LocalBackend
-from concertina.core.checkpoints import check_whole
-from concertina.core.env import WorkerEnv
-from concertina.core.errors import JobFailed, UsageError
-from concertina.master import machine
-from concertina.master.machine import Change, Phase
+from concertina.core.checkpoints import check_whole, newest_whole
+from concertina.core.env import WorkerEnv, check_workers
+from concertina.core.errors import CheckpointError, JobFailed, UsageError
+from concertina.master.launch import MasterKeeper
+from concertina.master.machine import EXIT_INTERRUPTED_BY_USER, Change, Phase
+from concertina.master.service import JobSpec
+from concertina.report import GenerationBook, Report, SampleBook
 
 STOP_SECONDS = 30.0  # a stopping worker may take this long to reach a step boundary and write its checkpoint
 POLL_SECONDS = 0.2
@@ -34,6 +37,8 @@ class RunSettings:
     args: Sequence[str] = ()
     virtual: int = 1
     workers: int = 1
+    minimum: int = 1
+    silence_s: float = 10.0  # a worker without a sign of life for so long is taken for lost
     steps: int = 0
     changes: tuple[Change, ...] = ()
     checkpoint_dir: Path | None = None
@@ -47,7 +52,10 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         check_script(self.script)
-        WorkerEnv(virtual=self.virtual, workers=self.workers, level=self.level)
+        WorkerEnv(virtual=self.virtual, level=self.level)
+        check_workers(self.workers, self.virtual)
+        if not 1 <= self.minimum <= self.workers:
+            raise UsageError(f"--min {self.minimum}: needs 1 to {self.workers} (the workers to start with)")
         for change in self.changes:
             if not 1 <= change.workers <= self.virtual:
                 raise UsageError(
@@ -69,96 +77,11 @@ def check_script(script: Path) -> None:
         raise UsageError(f"{script} is not a Python script: {error}") from None
 
 
-@dataclass(slots=True)
-class Generation:
-    """One row of the report."""
-
-    generation: int
-    step: int
-    workers: int
-    reason: str
-    started: float
-    stop_s: float = 0.0  # between the last step before and the first step of this generation
-    phases: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Report:
-    """What `--report` writes."""
-
-    virtual: int
-    scaling: str = "consistent"
-    steps: int = 0
-    epochs: int = 0
-    reduction: str = ""
-    generations: list[Generation] = field(default_factory=list)
-    samples: list[dict[str, int]] = field(default_factory=list)
-    exit: int = 0
-    error: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        rows = [
-            {
-                "generation": g.generation,
-                "step": g.step,
-                "workers": g.workers,
-                "reason": g.reason,
-                "stop_s": round(g.stop_s, 4),
-                "phases": {name: round(seconds, 4) for name, seconds in g.phases.items()},
-            }
-            for g in self.generations
-        ]
-        return {
-            "steps": self.steps,
-            "epochs": self.epochs,
-            "virtual": self.virtual,
-            "scaling": self.scaling,
-            "reduction": self.reduction,
-            "generations": rows,
-            "samples": self.samples,
-            "exit": self.exit,
-            "error": self.error,
-        }
-
-
-class SampleBook:
-    """Counts which batches of which virtual worker were trained on, so that none is missed or done twice."""
-
-    def __init__(self) -> None:
-        self._seen: dict[tuple[int, int, int], list[tuple[int, int, int]]] = {}  # (loader, epoch, virtual) -> spans
-        self._expected: dict[tuple[int, int, int], tuple[int, int]] = {}
-
-    def add(self, event: Mapping[str, Any]) -> None:
-        key = (event["loader"], event["epoch"], event["virtual"])
-        self._seen.setdefault(key, []).append((event["first"], event["end"], event["seen"]))
-        self._expected[key] = (event["batches"], event["expected"])
-
-    def rows(self) -> list[dict[str, int]]:
-        """One row per loader and epoch. A span that overlaps another counts its overlap as duplicated."""
-        rows: dict[tuple[int, int], dict[str, int]] = {}
-        for (loader, epoch, virtual), spans in sorted(self._seen.items()):
-            batches, expected = self._expected[loader, epoch, virtual]
-            per_batch = expected / max(1, batches)
-            row = rows.setdefault(
-                (epoch, loader),
-                {"epoch": epoch, "loader": loader, "expected": 0, "seen": 0, "duplicated": 0, "missed": 0},
-            )
-            row["expected"] += expected
-            row["seen"] += sum(seen for _, _, seen in spans)
-            covered = [0] * batches
-            for first, end, _ in spans:
-                for b in range(first, end):
-                    covered[b] += 1
-            row["duplicated"] += round(sum(n - 1 for n in covered if n > 1) * per_batch)
-            row["missed"] += round(sum(1 for n in covered if n == 0) * per_batch)
-        return [rows[key] for key in sorted(rows)]
-
-
 Listener = Callable[[Mapping[str, object]], None]
 
 
 class Run:
-    """Carries out what the machine commands until the job is over. Use as a context manager."""
+    """Carries out what the master commands until the job is over. Use as a context manager."""
 
     def __init__(
         self,
@@ -174,23 +97,38 @@ class Run:
         self.run_dir = settings.run_dir or Path(tempfile.mkdtemp(prefix="concertina-run-"))
         self.run_dir.mkdir(parents=True, exist_ok=True)
         # Fresh for every run: a rendezvous that was used before would lead to addresses of the past.
-        self._private_dir = Path(tempfile.mkdtemp(prefix=".generations-", dir=self.run_dir))
+        self._private_dir = Path(tempfile.mkdtemp(prefix=".job-", dir=self.run_dir))
         self._log_dir = self.run_dir / "logs"
         self._log_dir.mkdir(exist_ok=True)
         self._own_backend = backend is None
         self._backend = backend or LocalBackend.open(self._log_dir, settings.threads)
         self.on_idle: Callable[[], None] = lambda: None  # called several times a second
         self._samples = SampleBook()
-        self._resume = settings.resume
-        self._last_step_at = 0.0
+        self._book = GenerationBook(self.report)
         self._kill_at: float | None = None
         self._asked_to_stop = False
-        self._state: machine.State | None = None
+        self._answers: dict[str, tuple[bool, str]] = {}
+        self._over: Mapping[str, Any] | None = None
+        self.main_worker = 0  # where virtual worker 0 lives
+        self.workers: dict[int, int] = {}  # alive: number -> pid
+        at_step = self.report.steps = check_whole(settings.resume).step if settings.resume else 0
+        spec = JobSpec(
+            virtual=settings.virtual,
+            workers=settings.workers,
+            schedule=tuple((change.step, change.workers) for change in settings.changes),
+            at_step=at_step,
+            minimum=settings.minimum,
+            resume=settings.resume is not None,
+            silence_s=settings.silence_s,
+        )
+        log = self._log_dir / "master.log"
+        self.master = MasterKeeper(self._private_dir, spec, lambda env: self._backend.start_master(env, log))
 
     def __enter__(self) -> "Run":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.master.close()
         if self._own_backend:
             self._backend.close()
         else:
@@ -199,138 +137,150 @@ class Run:
         if self._own_dir:
             shutil.rmtree(self.run_dir, ignore_errors=True)
 
-    def log_path(self, generation: int, worker: int) -> Path:
-        return self._log_dir / f"generation-{generation}-worker-{worker}.log"
+    def log_path(self, worker: int) -> Path:
+        return self._log_dir / f"worker-{worker}.log"
+
+    # -- what can be asked of a running job --------------------------------------------------------------------------
 
     def interrupt(self) -> None:
         """From a signal handler: stop at the next step boundary; asked a second time, at once."""
         self._asked_to_stop = True
 
-    def to_end(self) -> Report:
-        at_step = self.report.steps = check_whole(self._resume).step if self._resume else 0
-        state, commands = machine.start(self.settings.workers, self.settings.changes, at_step)
-        while True:
-            for command in commands:
-                self._carry_out(command)
-            commands = ()
-            if state.phase not in (Phase.TRAINING, Phase.STOPPING):
-                break
-            for event in self._next_events():
-                state, more = machine.handle(state, event)
-                commands += more
-        return self._close(state)
+    def resize(self, workers: int) -> str:
+        """Asks for another number of workers; the name under which `answer` gives the master's word."""
+        return self._ask(op="resize", workers=workers)
 
-    def _close(self, state: machine.State) -> Report:
-        report = self.report
+    def remove(self, workers: Sequence[int], replaced: bool = False, reason: str = "asked for") -> str:
+        """Asks certain workers to leave; with `replaced`, others come in their place."""
+        return self._ask(op="remove", workers=list(workers), replaced=replaced, reason=reason)
+
+    def answer(self, request: str) -> tuple[bool, str] | None:
+        """Whether the request was accepted, and the reason; None while there is no answer."""
+        return self._answers.get(request)
+
+    def _ask(self, **request: Any) -> str:
+        name = uuid.uuid4().hex
+        self.master.say(request=name, **request)
+        return name
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def to_end(self) -> Report:
+        while not self.turn():
+            pass
+        return self.close_report()
+
+    def turn(self) -> bool:
+        """Does what is to be done now; True when the job is over."""
+        if self._asked_to_stop:
+            self._asked_to_stop = False
+            self.master.say(op="interrupt")
+        if self._kill_at is not None and time.monotonic() > self._kill_at:
+            self.master.say(op="interrupt")  # asked long enough
+            self._kill_at = None
+        self.on_idle()
+        for event in self._backend.events(POLL_SECONDS, self.master.wake_fd):
+            self._note(event)
+            self._tell(event)
+        for message in self.master.heard():
+            self._obey(message)
+        return self._over is not None
+
+    def close_report(self) -> Report:
+        report, over = self.report, self._over
+        assert over is not None
         report.samples = self._samples.rows()
-        report.exit, report.error = state.exit_code, state.failure
-        if state.phase is Phase.INTERRUPTED:
-            report.exit, report.error = machine.EXIT_INTERRUPTED_BY_USER, "interrupted"
+        report.exit, report.error = over["exit"], over["failure"]
+        if over["phase"] == Phase.INTERRUPTED:
+            report.exit, report.error = EXIT_INTERRUPTED_BY_USER, "interrupted"
         self._tell({"event": "job_ended", "exit": report.exit, "error": report.error, "step": report.steps})
         return report
 
-    # -- commands ------------------------------------------------------------------------------------------------
+    # -- words of the master -----------------------------------------------------------------------------------------
 
-    def _carry_out(self, command: machine.Command) -> None:
-        if isinstance(command, machine.StartGeneration):
-            self._start_generation(command)
-        elif isinstance(command, machine.AskToStop):
+    def _obey(self, message: Mapping[str, Any]) -> None:
+        op = message["op"]
+        if op == "start":
+            self._start_worker(message)
+        elif op == "kill":
+            self._backend.signal_workers(signal.SIGKILL, message["workers"])
+        elif op == "stop":
             self._backend.signal_workers(signal.SIGTERM)
             self._kill_at = time.monotonic() + STOP_SECONDS
-        else:
-            self._backend.signal_workers(signal.SIGKILL)
+        elif op == "answer":
+            self._answers[message["request"]] = (message["accepted"], message["reason"])
+        elif op == "story":
+            story = {name: value for name, value in message.items() if name != "op"}
+            self._book.story(story)
+            if story["event"] == "generation_started":
+                self.main_worker = story["members"][0]
+            self._tell(story)
+        elif op == "over":
+            self._over = message
 
-    def _start_generation(self, command: machine.StartGeneration) -> None:
+    def _start_worker(self, message: Mapping[str, Any]) -> None:
         s = self.settings
-        row = Generation(command.generation, self.report.steps, command.workers, command.reason, time.monotonic())
-        self.report.generations.append(row)
-        self._tell(
-            {
-                "event": "generation_started",
-                "generation": command.generation,
-                "workers": command.workers,
-                "step": self.report.steps,
-                "reason": command.reason,
-            }
-        )
-        handover = self._private_dir / f"handover-{command.generation}"
-        for worker in range(command.workers):
-            env = WorkerEnv(
-                virtual=s.virtual,
-                workers=command.workers,
-                worker=worker,
-                generation=command.generation,
-                launched=True,
-                run_dir=str(self._private_dir),
-                resume=str(self._resume.resolve()) if self._resume else "",
-                stop_at=command.stop_at,
-                steps=s.steps,
-                handover_dir=str(handover),
-                checkpoint_dir=str(s.checkpoint_dir.resolve()) if s.checkpoint_dir else "",
-                checkpoint_every=s.checkpoint_every,
-                threads=s.threads,
-                level=s.level,
-                reduction=s.reduction,
-                record_dir=str(s.record_dir.resolve()) if s.record_dir else "",
-            ).to_environ()
-            del env["CONCERTINA_EVENTS_FD"]  # the nursery's own pipe
-            log = self.log_path(command.generation, worker)
-            self._backend.start_worker(command.generation, worker, s.script.resolve(), s.args, env, log)
-        self._resume = handover
+        number = message["worker"]
+        resume = self._newest_checkpoint() if message["resume"] else None
+        env = WorkerEnv(
+            virtual=s.virtual,
+            worker=number,
+            members=tuple(message["members"]),
+            generation=message["generation"],
+            hold_at=message["hold_at"],
+            launched=True,
+            run_dir=str(self._private_dir),
+            store=self.master.store,
+            job=self.master.job,
+            key=self.master.key,
+            resume=str(resume.resolve()) if resume else "",
+            steps=s.steps,
+            checkpoint_dir=str(s.checkpoint_dir.resolve()) if s.checkpoint_dir else "",
+            checkpoint_every=s.checkpoint_every,
+            threads=s.threads,
+            level=s.level,
+            reduction=s.reduction,
+            record_dir=str(s.record_dir.resolve()) if s.record_dir else "",
+        ).to_environ()
+        del env["CONCERTINA_EVENTS_FD"]  # the nursery's own pipe
+        self._backend.start_worker(number, s.script.resolve(), s.args, env, self.log_path(number))
 
-    # -- events --------------------------------------------------------------------------------------------------
+    def _newest_checkpoint(self) -> Path | None:
+        """Where to go on from after everything was lost."""
+        folder = self.settings.checkpoint_dir
+        if folder is not None and folder.is_dir():
+            try:
+                return newest_whole(folder)[0]
+            except CheckpointError:
+                pass
+        return self.settings.resume
 
-    def _next_events(self) -> list[machine.Event]:
-        found: list[machine.Event] = []
-        if self._asked_to_stop:
-            self._asked_to_stop = False
-            found.append(machine.InterruptAsked())
-        if self._kill_at is not None and time.monotonic() > self._kill_at:
-            found.append(machine.InterruptAsked())  # asked long enough
-            self._kill_at = None
-        self.on_idle()
-        for event in self._backend.events(POLL_SECONDS):
-            self._note(event)
-            self._tell(event)
-            translated = _translate(event)
-            if translated is not None:
-                found.append(translated)
-        return found
+    # -- words of the workers ----------------------------------------------------------------------------------------
 
     def _note(self, event: Mapping[str, Any]) -> None:
-        kind, now = event["event"], time.monotonic()
-        rows = self.report.generations
-        if kind == "samples":
+        kind = event["event"]
+        if kind == "master_exited":
+            if self._over is None:
+                self.master.ended(event["code"])
+        elif kind == "worker_exited":
+            self.workers.pop(event["worker"], None)
+            self.master.say(op="exited", worker=event["worker"], code=event["code"])
+        elif kind == "failed":
+            self.master.say(op="failed", worker=event["worker"], error=event["error"])
+        elif kind == "worker_started":
+            self.workers[event["worker"]] = event["pid"]
+        elif kind == "samples":
             self._samples.add(event)
-        elif kind == "step":
-            self._note_step(event, now)
         elif kind == "prepared":
-            self.report.reduction = event["reduction"]
-        elif kind == "epoch" and event["worker"] == 0:
+            self.report.reduction = event["reduction"] or self.report.reduction
+        elif kind == "epoch":
             self.report.epochs = max(self.report.epochs, event["epoch"] + 1)
-        elif kind in ("finished", "checkpoint") and event["worker"] == 0:
+        if kind in ("step", "finished", "checkpoint"):
             self.report.steps = max(self.report.steps, event["step"])
-        if kind in ("joined", "prepared", "training") and rows and event["generation"] == rows[-1].generation:
-            rows[-1].phases[kind] = now - rows[-1].started
-
-    def _note_step(self, event: Mapping[str, Any], now: float) -> None:
-        self.report.steps = max(self.report.steps, event["step"])
-        row = self.report.generations[-1]
-        if "first step" not in row.phases and event["generation"] == row.generation:
-            row.phases["first step"] = now - row.started
-            row.stop_s = now - self._last_step_at if self._last_step_at else 0.0
-        self._last_step_at = now
+        self._book.note(event)
 
     def _tell(self, event: Mapping[str, object]) -> None:
         self._listener({"time": round(time.time(), 3), **event})
-
-
-def _translate(event: Mapping[str, Any]) -> machine.Event | None:
-    if event["event"] == "worker_exited":
-        return machine.WorkerExited(event["worker"], event["generation"], event["code"])
-    if event["event"] == "failed":
-        return machine.WorkerFailed(event["worker"], event["generation"], event["error"])
-    return None
 
 
 def parse_changes(text: str) -> tuple[Change, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from concertina.core.errors import JobFailed
-from concertina.core.messages import decode
+from concertina.core.messages import MASTER, decode
 
 LEAVE_SECONDS = 10.0
 
@@ -24,7 +24,7 @@ class LocalBackend:
         self._nursery = nursery
         self._events = events
         self._log_dir = log_dir
-        self._pids: dict[int, int] = {}  # worker -> pid, current generation
+        self._pids: dict[int, int] = {}  # worker -> pid
         self._pending = b""
 
     @classmethod
@@ -53,12 +53,9 @@ class LocalBackend:
         os.set_blocking(read, False)
         return cls(nursery, read, log_dir)
 
-    def start_worker(
-        self, generation: int, worker: int, script: Path, args: Sequence[str], env: Mapping[str, str], log: Path
-    ) -> None:
+    def start_worker(self, worker: int, script: Path, args: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         command = {
             "worker": worker,
-            "generation": generation,
             "script": str(script),
             "args": list(args),
             "env": dict(env),
@@ -72,11 +69,19 @@ class LocalBackend:
         except BrokenPipeError:
             raise JobFailed(f"the process that starts workers has died; see {self._log_dir / 'nursery.log'}") from None
 
-    def events(self, timeout: float) -> list[dict[str, object]]:
-        """What workers and nursery said since the last call; waits up to `timeout` seconds for something."""
-        readable, _, _ = select.select([self._events], [], [], timeout)
+    def start_master(self, env: Mapping[str, str], log: Path) -> None:
+        self.start_worker(MASTER, Path(), (), env, log)
+
+    def events(self, timeout: float, also: int | None = None) -> list[dict[str, object]]:
+        """What workers and nursery said since the last call; waits up to `timeout` seconds for something.
+
+        Another descriptor, `also`, ends the waiting too; what is in it is thrown away.
+        """
+        readable, _, _ = select.select([self._events] if also is None else [self._events, also], [], [], timeout)
         data = b""
-        if readable:
+        if also in readable:
+            os.read(also, 4096)
+        if self._events in readable:
             data = os.read(self._events, 1 << 20)
             if not data:
                 raise JobFailed(f"the process that starts workers has died; see {self._log_dir / 'nursery.log'}")
@@ -87,20 +92,24 @@ class LocalBackend:
         return found
 
     def _follow(self, event: Mapping[str, object]) -> None:
-        worker, pid = event.get("worker"), event.get("pid")
-        if event["event"] == "worker_started" and isinstance(worker, int) and isinstance(pid, int):
+        kind, worker, pid = str(event["event"]), event.get("worker"), event.get("pid")
+        if not isinstance(worker, int) or not isinstance(pid, int):
+            return
+        if kind in ("worker_started", "master_started"):
             self._pids[worker] = pid
-        elif event["event"] == "worker_exited" and isinstance(worker, int) and self._pids.get(worker) == pid:
+        elif kind in ("worker_exited", "master_exited") and self._pids.get(worker) == pid:
             del self._pids[worker]
 
-    def signal_workers(self, number: signal.Signals) -> None:
-        for pid in self._pids.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def signal_workers(self, number: signal.Signals, workers: Sequence[int] | None = None) -> None:
+        """All of them, or those named."""
+        for worker, pid in self._pids.items():
+            if worker in workers if workers is not None else worker != MASTER:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def end_workers(self) -> None:
         """Kills workers that are still there and waits until they are gone."""
-        self.signal_workers(signal.SIGKILL)
+        self.signal_workers(signal.SIGKILL, tuple(self._pids))
         patience = time.monotonic() + LEAVE_SECONDS
         while self._pids and time.monotonic() < patience:
             self.events(0.1)

@@ -20,7 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from concertina.core.checkpoints import checkpoints_in, newest_whole, read_manifest
 from concertina.core.errors import JobFailed, UsageError
 from concertina.core.messages import EXIT_USAGE
-from concertina.runner import Report, Run, RunSettings, parse_changes, write_json
+from concertina.report import Report
+from concertina.runner import Run, RunSettings, parse_changes, write_json
 
 DEFAULT_VIRTUAL = 4
 
@@ -196,8 +197,8 @@ class Display:
             disable=quiet or not self._console.is_terminal,
         )
         self._task: TaskID = self._progress.add_task("starting", total=steps or None, detail="")
-        self._generation = 0
-        self._read = 0  # bytes of the main worker's log already shown
+        self._shown = 0  # the worker whose output is shown: the one that runs virtual worker 0
+        self._read = 0  # bytes of its log already shown
 
     def __enter__(self) -> "Display":
         self._progress.start()
@@ -212,8 +213,7 @@ class Display:
             self._sink.flush()
         kind = event["event"]
         if kind == "generation_started":
-            self.forward_output(to_the_end=True)
-            self._generation, self._read = event["generation"], 0
+            self._follow_main(event["members"][0])
             self._say(f"step {event['step']}: {event['reason']}")
             self._progress.update(self._task, description=f"{event['workers']} workers")
         elif kind == "step":
@@ -222,16 +222,26 @@ class Display:
         elif kind == "gpu_mix":
             verdict = "may mix GPU models" if event["may_mix"] else "must stay on one GPU model"
             self._say(f"the model {verdict}: {event['reason']}")
-        elif kind == "checkpoint" and "handover" not in str(event["path"]):
+        elif kind in ("worker_lost", "change_abandoned"):
+            self._say(f"step {event.get('step', '')}: {event['reason']}" if "step" in event else event["reason"])
+        elif kind == "checkpoint":
             self._say(f"step {event['step']}: checkpoint {event['path']}")
         if kind in ("step", "worker_exited", "epoch"):
             self.forward_output()
+
+    def _follow_main(self, worker: int) -> None:
+        """Virtual worker 0 may live elsewhere now; what its new worker printed before is not shown."""
+        if worker == self._shown or self.job is None:
+            return
+        self.forward_output(to_the_end=True)
+        path = self.job.log_path(worker)
+        self._shown, self._read = worker, path.stat().st_size if path.exists() else 0
 
     def forward_output(self, to_the_end: bool = False) -> None:
         """Shows what the main worker's script has printed since: whole lines, and at the end what is left."""
         if self.job is None:
             return
-        path = self.job.log_path(self._generation, 0)
+        path = self.job.log_path(self._shown)
         if not path.exists():
             return
         with path.open("rb") as file:

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from concertina.backends.local import LocalBackend
-from concertina.runner import Listener, Report, RunSettings, run
+from concertina.report import Report
+from concertina.runner import Listener, RunSettings, run
 from concertina.verify.answer import as_json, in_words
 from concertina.verify.experiment import Experiment, Launch, VerifySettings, parse_workers
 from concertina.verify.experiment import Progress as Tell

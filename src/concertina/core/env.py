@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from concertina.core.errors import UsageError
-from concertina.core.placement import VirtualPlacement
 
 PREFIX = "CONCERTINA_"
 LEVELS = ("D0", "D1", "D2")
@@ -18,56 +17,69 @@ class WorkerEnv:
     """
 
     virtual: int = 1  # P, never changes during a job
-    workers: int = 1  # W of this generation
-    worker: int = 0  # place of this worker, 0..W-1
+    worker: int = 0  # number of this worker; never used twice in a job
+    members: tuple[int, ...] = (0,)  # who starts together, by rank; empty: joins a job that is training
     generation: int = 0
+    hold_at: int = 0  # a change is planned after this step; 0: none
     launched: bool = False  # true under `concertina run`
-    run_dir: str = ""  # where this generation's workers find each other
+    run_dir: str = ""  # for what workers must find in the file system
+    store: str = ""  # where to learn who the master is
+    job: str = ""
+    key: str = ""  # that members of the job know each other by
     resume: str = ""  # checkpoint folder to start from
-    stop_at: int = 0  # end of this generation: hand over after this step; 0 means never
     steps: int = 0  # upper bound on steps of the job; 0 means none
-    handover_dir: str = ""  # where a generation that ends leaves its state
     checkpoint_dir: str = ""  # the user's checkpoints
     checkpoint_every: int = 0  # steps between checkpoints; 0 means only at the end or on a signal
     events_fd: int = -1  # pipe to whoever started us
     threads: int = 0  # intra-op threads of torch, part of the result; 0 leaves torch's default
     level: str = "D1"
-    reduction: str = "auto"  # auto, ring or contexts
+    reduction: str = "auto"  # auto, shared, ring or contexts
     record_dir: str = ""  # where `verify` wants per-step digests
 
     def __post_init__(self) -> None:
         if self.virtual < 1:
             raise UsageError(f"a job needs at least 1 virtual worker, not {self.virtual}: use --virtual 1 or more")
-        if not 1 <= self.workers <= self.virtual:
-            raise UsageError(
-                f"{self.workers} workers for {self.virtual} virtual workers: use 1 to {self.virtual} workers, "
-                f"or raise --virtual (it decides the result, so choose it once)"
-            )
+        check_workers(len(self.members), self.virtual, least=0)
         if self.level not in LEVELS:
             raise UsageError(f"determinism level {self.level!r} is not one of {', '.join(LEVELS)}")
 
     @property
-    def placement(self) -> VirtualPlacement:
-        return VirtualPlacement.blocks(self.virtual, self.workers)
+    def joins(self) -> bool:
+        """Whether the others are training already."""
+        return not self.members
 
     def to_environ(self) -> dict[str, str]:
         """The variables to start a worker with."""
-        return {PREFIX + name.upper(): str(getattr(self, name)) for name in self.__dataclass_fields__}
+        return {PREFIX + name.upper(): _text(getattr(self, name)) for name in self.__dataclass_fields__}
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "WorkerEnv":
-        values: dict[str, int | str | bool] = {}
+        values: dict[str, int | str | bool | tuple[int, ...]] = {}
         for name, field in cls.__dataclass_fields__.items():
             raw = environ.get(PREFIX + name.upper())
             if raw is None:
                 continue
             if isinstance(field.default, bool):
                 values[name] = raw == "True"
+            elif isinstance(field.default, tuple):
+                values[name] = tuple(_integer(PREFIX + name.upper(), part) for part in raw.split(",") if part)
             elif isinstance(field.default, int):
                 values[name] = _integer(PREFIX + name.upper(), raw)
             else:
                 values[name] = raw
         return cls(**values)  # type: ignore[arg-type]
+
+
+def check_workers(workers: int, virtual: int, least: int = 1) -> None:
+    if not least <= workers <= virtual:
+        raise UsageError(
+            f"{workers} workers for {virtual} virtual workers: use 1 to {virtual} workers, "
+            f"or raise --virtual (it decides the result, so choose it once)"
+        )
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _integer(name: str, raw: str) -> int:

@@ -7,6 +7,7 @@
     │   └── StoreAddressError   the address of a store that can not be understood or opened
     ├── EnvironmentMismatch     a worker computes with other kernels than the rest would; exit code 2
     ├── DivergenceError         replicas that must be equal are not
+    ├── StateLost               what only a lost worker had cannot be made again: go back to a checkpoint
     ├── JobFailed               a worker ended in a way the job cannot go on from
     ├── InvalidJobError         a job specification that can not be right
     ├── InvalidClusterError     a cluster description that can not be right
@@ -55,6 +56,10 @@ class EnvironmentMismatch(ConcertinaError):
 
 class DivergenceError(ConcertinaError):
     """Workers hold different values of what must be one state."""
+
+
+class StateLost(ConcertinaError):
+    """What only a lost worker had cannot be made again; the job can go back to its newest checkpoint."""
 
 
 class JobFailed(ConcertinaError):

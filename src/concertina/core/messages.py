@@ -12,8 +12,11 @@ MAX_LINE = 4000  # bytes; POSIX guarantees 4096 to be atomic on Linux
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_HANDED_OVER = 75  # the generation is over, its state is saved, start the next one
+EXIT_STATE_LOST = 74  # what only a lost worker had cannot be made again: the job goes back to a checkpoint
+EXIT_LEFT = 75  # the job goes on without this worker
 EXIT_INTERRUPTED = 76  # asked to stop, state is saved where a checkpoint folder was given
+
+MASTER = -1  # in the place of a worker's number: the process that coordinates the job
 
 Scalar = str | int | float | bool | None
 Event = Mapping[str, Scalar | list[int] | Mapping[str, float]]

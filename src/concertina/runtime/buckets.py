@@ -65,6 +65,9 @@ class BucketLayout:
             limits = [options.cap_bytes]
         return cls(options, params, list(reversed(assign_buckets(params, limits))))
 
+    def copy(self) -> "BucketLayout":
+        return BucketLayout(self.options, self.params, [list(b) for b in self.buckets], self.rebuilt, self.synced_steps)
+
     @property
     def wants_ready_order(self) -> bool:
         """True if the coming synchronised backward of virtual worker 0 decides the next layout."""
@@ -92,7 +95,7 @@ class BucketLayout:
         out, offset = [], 0
         for i in self.buckets[bucket]:
             param = self.params[i]
-            stride = param.stride() if _is_dense(param) else param.contiguous().stride()
+            stride = param.stride() if is_dense(param) else param.contiguous().stride()
             out.append(flat.as_strided(param.size(), stride, offset))
             offset += param.numel()
         return out
@@ -106,7 +109,7 @@ class BucketLayout:
         self.synced_steps = int(state["synced_steps"])  # type: ignore[call-overload]
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Non-overlapping and without holes in some order of its dimensions: DDP then keeps the tensor's own strides."""
     expected = 1
     for stride, size in sorted((st, n) for st, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):

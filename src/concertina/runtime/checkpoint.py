@@ -17,7 +17,6 @@ import torch
 
 from concertina.core.checkpoints import MANIFEST, SHARED, Manifest, context_file, file_entry, read_manifest
 from concertina.core.errors import CheckpointError, UsageError
-from concertina.runtime.group import Group
 
 
 def to_bytes(state: Any) -> bytes:
@@ -60,24 +59,12 @@ def load_file(path: Path) -> Any:
         ) from error
 
 
-def write_checkpoint(
-    folder: Path,
-    shared: Any,
-    contexts: Mapping[int, Any],
-    manifest: Manifest,
-    group: Group | None,
-    is_writer: bool,
-) -> None:
-    """All workers call this at the same step; it returns on each when the checkpoint is complete on disk."""
-    packed = _pack({v: to_bytes(state) for v, state in contexts.items()})
-    everybody = [packed] if group is None else group.gather_bytes(packed)
-    if is_writer:
-        files = {context_file(v): data for part in everybody for v, data in _unpack(part).items()}
-        files[SHARED] = to_bytes(shared)
-        require_readable(files[SHARED])
-        _write_folder(folder, files, manifest)
-    if group is not None:
-        group.barrier()
+def write_checkpoint(folder: Path, shared: Any, contexts: Mapping[int, bytes], manifest: Manifest) -> None:
+    """Returns when the checkpoint is complete on disk; `contexts` are finished file contents."""
+    files = {context_file(v): data for v, data in contexts.items()}
+    files[SHARED] = to_bytes(shared)
+    require_readable(files[SHARED])
+    _write_folder(folder, files, manifest)
 
 
 def _write_folder(folder: Path, files: Mapping[str, bytes], manifest: Manifest) -> None:
@@ -101,12 +88,12 @@ def _write_folder(folder: Path, files: Mapping[str, bytes], manifest: Manifest) 
     unfinished.rename(folder)
 
 
-def _pack(parts: Mapping[int, bytes]) -> bytes:
+def pack_parts(parts: Mapping[int, bytes]) -> bytes:
     """Virtual worker number and length before each part, eight bytes each."""
     return b"".join(v.to_bytes(8, "big") + len(data).to_bytes(8, "big") + data for v, data in parts.items())
 
 
-def _unpack(packed: bytes) -> dict[int, bytes]:
+def unpack_parts(packed: bytes) -> dict[int, bytes]:
     parts, at = {}, 0
     while at < len(packed):
         v, size = int.from_bytes(packed[at : at + 8], "big"), int.from_bytes(packed[at + 8 : at + 16], "big")

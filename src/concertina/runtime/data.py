@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
 
 from concertina.core.errors import UnsupportedScript, UsageError
+from concertina.runtime.context_record import ContextReader, ContextWriter, LaneState, pack_lane, unpack_lane
 from concertina.runtime.torch_internals import numpy_seed_of_data_worker, set_data_worker_info
 
-LaneState = tuple[Any, Any, bytes]  # random states of Python, NumPy and torch, cheap to send between processes
 Lane = tuple[int, int]  # (virtual worker, data worker it would be under DDP)
 
 
@@ -186,8 +186,9 @@ class Feed:
         self._samplers[v].set_epoch(epoch)
         return batch_indices(list(self._samplers[v]), self.options.batch_size, self.options.drop_last)
 
-    def sample_count(self, v: int, batch: int) -> int:
-        return len(self._cuts[v][batch])
+    def sample_counts(self) -> list[int]:
+        """Samples by batch, the same for every virtual worker: DistributedSampler gives all of them equally many."""
+        return [len(batch) for batch in next(iter(self._cuts.values()))]
 
     def new_pass(self, v: int) -> None:
         """Called under virtual worker v's random state at the start of a pass.
@@ -199,8 +200,13 @@ class Feed:
             for lane in [lane for lane in self.lanes if lane[0] == v]:
                 del self.lanes[lane]
 
-    def open(self, epoch: int, first_batch: int, order: Sequence[int]) -> None:
-        """Prepares batches `first_batch`... of an epoch for the virtual workers in `order`."""
+    def open(self, epoch: int, first_batch: int, order: Sequence[int], new_pass: bool = True) -> None:
+        """Prepares batches `first_batch`... of an epoch for the virtual workers in `order`.
+
+        Later in the same pass, with another order, the data-loading processes are kept.
+        """
+        if new_pass and not self.options.persistent_workers:
+            self.shut_down()
         self._cuts = {v: self._cut(v, epoch) for v in order}
         if self.options.num_workers == 0:
             return
@@ -230,7 +236,7 @@ class Feed:
             timeout=o.timeout,
             multiprocessing_context=o.multiprocessing_context,
             prefetch_factor=o.prefetch_factor,
-            persistent_workers=o.persistent_workers,
+            persistent_workers=True,  # for a new order in the middle of a pass; `open` ends them where DDP would
             generator=torch.Generator(),  # ours: DataLoader must not draw from a virtual worker's state
         )
 
@@ -255,6 +261,28 @@ class Feed:
         """Ends the data-loading processes."""
         self._iterator = None
         self._loader = None
+
+    def pack_context(self, v: int, writer: ContextWriter) -> dict[str, Any]:
+        """What of this loader belongs to virtual worker v, for its record on the desk."""
+        lanes = {lane[1]: pack_lane(writer, state) for lane, state in sorted(self.lanes.items()) if lane[0] == v}
+        return {"base_seed": self.base_seeds.get(v), "lanes": lanes}
+
+    def unpack_context(self, v: int, state: dict[str, Any], reader: ContextReader) -> None:
+        self.forget(v)
+        if state["base_seed"] is not None:
+            self.base_seeds[v] = state["base_seed"]
+        for j, size in state["lanes"].items():
+            self.lanes[v, int(j)] = unpack_lane(reader, size)
+
+    def state_of_record(self, state: dict[str, Any], reader: ContextReader) -> dict[str, Any]:
+        """What such a record would be in a checkpoint."""
+        lanes = {int(j): lane_state_to_plain(unpack_lane(reader, size)) for j, size in state["lanes"].items()}
+        return {"base_seed": state["base_seed"], "lanes": lanes}
+
+    def forget(self, v: int) -> None:
+        self.base_seeds.pop(v, None)
+        for lane in [lane for lane in self.lanes if lane[0] == v]:
+            del self.lanes[lane]
 
     def context_state(self, v: int) -> dict[str, Any]:
         lanes = {lane[1]: lane_state_to_plain(state) for lane, state in self.lanes.items() if lane[0] == v}

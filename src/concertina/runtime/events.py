@@ -1,6 +1,7 @@
 """A worker's line to whoever started it."""
 
 import os
+import time
 
 from concertina.core.messages import Scalar, encode
 
@@ -8,9 +9,9 @@ from concertina.core.messages import Scalar, encode
 class EventPipe:
     """Writes events to an inherited pipe; without one, says nothing."""
 
-    def __init__(self, fd: int, worker: int, generation: int) -> None:
+    def __init__(self, fd: int, worker: int) -> None:
         self._fd = fd
-        self._stamp: dict[str, Scalar] = {"worker": worker, "generation": generation}
+        self._worker = worker
 
     @property
     def connected(self) -> bool:
@@ -20,6 +21,6 @@ class EventPipe:
         if self._fd < 0:
             return
         try:
-            os.write(self._fd, encode({"event": event, **self._stamp, **fields}))
+            os.write(self._fd, encode({"event": event, "worker": self._worker, "at": time.monotonic(), **fields}))
         except BrokenPipeError:
             self._fd = -1  # nobody listens any more; training does not depend on it

@@ -1,8 +1,8 @@
 """The reduction without any emulation: one gloo context per virtual worker, all P of them in W processes.
 
 Whatever order gloo adds in, this follows it, because it is gloo that adds. It costs several times the virtual ring,
-so it serves as the oracle of the tests, as the yardstick of the probe at start-up, and as the fallback if that probe
-ever finds a gloo whose order is not the one in `ring_order.py`.
+so it serves as the oracle of the tests and as the yardstick of the probe that asks whether a build of gloo adds in the
+order of `ring_order.py`. It cannot give up waiting, so a job that uses it does not survive the loss of a worker.
 """
 
 import threading
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from concertina.core.placement import VirtualPlacement
 from concertina.runtime.buckets import BucketLayout
+from concertina.runtime.fabric import Fabric
 from concertina.runtime.group import TIMEOUT
 from concertina.runtime.ring_order import ring_chunks
 from concertina.runtime.torch_internals import gloo_group
@@ -83,9 +84,12 @@ class ContextsReducer:
 
     name = "gloo contexts"
 
-    def __init__(self, layout: BucketLayout, placement: VirtualPlacement, worker: int, contexts: GlooContexts) -> None:
-        self.order = tuple(sorted(placement.workers[worker], reverse=True))
+    def __init__(
+        self, layout: BucketLayout, placement: VirtualPlacement, contexts: GlooContexts, fabric: Fabric
+    ) -> None:
+        self.order = tuple(sorted(placement.workers[fabric.rank], reverse=True))
         self._contexts = contexts
+        self._sums: list[Tensor] = []
         self._terms = {v: [layout.new_flat(b) for b in range(len(layout.buckets))] for v in self.order}
         self._buckets = range(len(layout.buckets))
 
@@ -95,5 +99,15 @@ class ContextsReducer:
     def ready(self, virtual_worker: int, bucket: int) -> None:
         """Nothing to start: contexts of one process must be served together."""
 
-    def finish(self) -> list[Tensor]:
-        return [self._contexts.sum({v: self._terms[v][b] for v in self.order}) for b in self._buckets]
+    def fold(self) -> None:
+        self._sums = [self._contexts.sum({v: self._terms[v][b] for v in self.order}) for b in self._buckets]
+
+    def results(self) -> list[Tensor]:
+        return self._sums
+
+    def warm(self) -> None:
+        for flat in (flat for terms in self._terms.values() for flat in terms):
+            flat.zero_()
+
+    def close(self) -> None:
+        self._contexts.contexts.clear()

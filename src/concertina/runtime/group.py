@@ -1,77 +1,86 @@
-"""The workers of one generation, connected by gloo.
+"""A gloo group for the reductions that travel over sockets, built beside torch's global process group.
 
-A group is built directly, without torch's global process group, so that a script's own use of `torch.distributed`
-and our generations never meet. Only tensors and raw bytes travel; nothing received is unpickled.
+A script's own use of `torch.distributed` and our generations never meet. Only tensors travel. gloo cannot be told to
+give up waiting for a peer that is gone, so the group knows its own connections and can cut them.
 """
 
-from collections.abc import Sequence
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from concertina.runtime.fabric import Fabric, PeersLost
 from concertina.runtime.torch_internals import gloo_group
 
 TIMEOUT = timedelta(minutes=30)  # as long as DDP: one worker may evaluate for long while the others wait
 THREADS = 2  # of gloo, per group
+NEWS_SECONDS = 20.0  # after a connection broke, how long to wait for the master to say who is gone
+
+_building = threading.Lock()  # so that new connections are surely those of the group being built
 
 
 class Group:
     """One worker's end of the group."""
 
-    def __init__(self, process_group: Any, rank: int, size: int) -> None:
-        self.pg = process_group
-        self.rank = rank
-        self.size = size
-
-    @classmethod
-    def build(cls, rendezvous: Path, rank: int, size: int, timeout: timedelta = TIMEOUT) -> "Group":
+    def __init__(self, rendezvous: Path, fabric: Fabric, timeout: timedelta = TIMEOUT) -> None:
         """Meets the others through a file; gloo itself listens on the loopback interface only."""
-        return cls(gloo_group(str(rendezvous), rank, size, timeout, THREADS), rank, size)
-
-    def max_async(self, values: Tensor) -> Any:
-        """Starts an element-wise maximum over the workers, in place; wait() on what it returns."""
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]
-        return self.pg.allreduce([values], options)
-
-    def barrier(self) -> None:
-        self.sum(torch.zeros(1))
-
-    def sum(self, values: Tensor) -> None:
-        self.pg.allreduce([values]).wait()
+        self.rank = fabric.rank
+        self.size = fabric.size
+        self._fabric = fabric
+        with _building:
+            before = _connections()
+            self.pg = gloo_group(str(rendezvous), self.rank, self.size, timeout, THREADS)
+            self.pg.allreduce([torch.zeros(1)]).wait()  # connects all pairs now, not in the first step
+            self._connections = _connections() - before
+        fabric.on_loss.append(self.cut)
 
     def sum_async(self, values: Tensor) -> Any:
         return self.pg.allreduce([values])
 
-    def broadcast_async(self, tensor: Tensor, root: int) -> Any:
-        options = dist.BroadcastOptions()
-        options.rootRank = root
-        return self.pg.broadcast([tensor], options)
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Turns a broken connection into the loss that caused it."""
+        try:
+            yield
+        except RuntimeError:
+            until = time.monotonic() + NEWS_SECONDS
+            while not self._fabric.lost and time.monotonic() < until:
+                time.sleep(0.005)
+            if not self._fabric.lost:
+                raise
+            raise PeersLost(self._fabric.lost) from None
 
-    def broadcast(self, tensor: Tensor, root: int) -> None:
-        self.broadcast_async(tensor, root).wait()
+    def cut(self) -> None:
+        """Breaks every connection, so that nothing waits for a peer that is gone."""
+        for fd in self._connections:
+            with contextlib.suppress(OSError):
+                connection = socket.socket(fileno=os.dup(fd))
+                try:
+                    if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        connection.shutdown(socket.SHUT_RDWR)
+                finally:
+                    connection.close()
 
-    def broadcast_tensors(self, tensors: Sequence[Tensor], root: int) -> None:
-        """Overwrites `tensors` with those of `root`, through host memory and in dense order."""
-        for tensor in tensors:
-            host = tensor.detach().cpu().contiguous()
-            self.broadcast(host, root)
-            if self.rank != root:
-                tensor.copy_(host)
+    def close(self) -> None:
+        """gloo's destructor takes a tenth of a second per peer; call this where nobody waits."""
+        with contextlib.suppress(ValueError):
+            self._fabric.on_loss.remove(self.cut)
+        self._connections = set()
+        self.pg = None
 
-    def gather_bytes(self, payload: bytes) -> list[bytes]:
-        """Everybody's payload, by worker."""
-        lengths = torch.zeros(self.size, dtype=torch.int64)
-        lengths[self.rank] = len(payload)
-        self.sum(lengths)
-        room = int(lengths.max())
-        mine = torch.zeros(room, dtype=torch.uint8)
-        if payload:
-            mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        all_of_them = [torch.zeros(room, dtype=torch.uint8) for _ in range(self.size)]
-        self.pg.allgather([all_of_them], [mine]).wait()
-        return [bytes(t[: int(n)].numpy()) for t, n in zip(all_of_them, lengths, strict=True)]
+
+def _connections() -> set[int]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                found.add(int(name))
+    return found

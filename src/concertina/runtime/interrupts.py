@@ -9,8 +9,8 @@ class EndOfRun(BaseException):
     """Leaves the user's loop on purpose. Not an Exception, so that a script's `except Exception` lets it pass."""
 
 
-class HandedOver(EndOfRun):
-    """The generation is over and its state is saved."""
+class Left(EndOfRun):
+    """The job goes on without this worker."""
 
 
 class Interrupted(EndOfRun):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from concertina.core.errors import UsageError
 from concertina.runtime.data import Feed
+from concertina.runtime.fabric import PeersLost
 
 if TYPE_CHECKING:
     from concertina.runtime.session import Session
@@ -29,6 +30,9 @@ class SessionLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self._session.check_may_iterate(self)
+        if self._session.follows and not self._session.follow(self):
+            self.passes += 1
+            return iter(())
         if self._skip:
             self._skip -= 1
             return iter(())
@@ -55,6 +59,11 @@ class SessionLoader:
     def state(self, active: bool) -> dict[str, int | bool]:
         return {"passes": self.passes, "batch": self.index, "mid_pass": active}
 
+    def join(self, state: dict[str, Any]) -> None:
+        """A newcomer stands where the others stand: it has been past every pass that they have."""
+        self.load(state)
+        self._skip = 0
+
     def load(self, state: dict[str, Any]) -> None:
         self.passes = self._skip = state["passes"]
         self._resume_at, self._mid_pass = state["batch"], state["mid_pass"]
@@ -69,8 +78,14 @@ class Pass:
         self._turn = -1  # position in the engine's order; -1 between rounds
         self.ended = self._exhausted = False
         session.enter_pass(self)
+        fresh = not loader.resumes
+        self._number = loader.passes  # of this pass within its epoch
         self._first = loader.begin_pass()
         loader.index = self._first
+        if fresh:
+            session.elastic.begin_pass(self._first)
+        else:
+            session.elastic.point_batch = self._first
         loader.feed.open(session.epoch, self._first, session.engine.order)
 
     @property
@@ -86,21 +101,24 @@ class Pass:
         return self
 
     def __next__(self) -> Any:
-        session, loader, order = self._session, self._loader, self._session.engine.order
+        session, loader = self._session, self._loader
         if self.ended:
             if self._exhausted:
                 raise StopIteration
             raise UsageError("two session loaders cannot be iterated at the same time: combine the datasets")
-        if self._turn == len(order):
-            self.complete_round()
-        if self._turn < 0:
+        while self._turn < 0 or self._turn == len(session.engine.order):
+            if self._turn >= 0:
+                self.complete_round()
             if session.finishing or loader.index >= len(loader):
                 self._exhausted = True
                 self.end(completed=loader.index >= len(loader))
                 raise StopIteration
-            session.begin_round()
-            self._turn = 0
-        v = order[self._turn]
+            try:
+                session.begin_round()
+                self._turn = 0
+            except PeersLost:
+                session.recover()
+        v = session.engine.order[self._turn]
         session.engine.enter(v)
         batch = loader.feed.take(v, loader.index)
         if session.recorder is not None:
@@ -109,38 +127,59 @@ class Pass:
         return batch
 
     def complete_round(self) -> None:
-        """Every local virtual worker has had its turn."""
+        """Every local virtual worker has had its turn. If a worker was lost, the round will be run again."""
         self._turn = -1
-        self._session.engine.end_round()
+        session = self._session
+        session.engine.end_round()
+        if session.engine.round_failed:
+            session.recover()
+            return
         self._loader.index += 1
-        self._session.end_round()
+        session.rounds += 1
+        try:
+            session.end_round()
+        except PeersLost:
+            session.recover()
+
+    def rewind(self, batch: int) -> None:
+        """Goes on with `batch`, for the virtual workers that live here now."""
+        self._turn = -1
+        self._session.rounds -= self._loader.index - batch
+        self._loader.index = batch
+        self._loader.feed.open(self._session.epoch, batch, self._session.engine.order, new_pass=False)
 
     def end(self, completed: bool) -> None:
         self.ended = True
         if completed:
             self._loader.passes += 1
-        self.account()
+        if self._session.is_main:
+            self.account()
         self._loader.feed.close()
         self._session.leave_pass(completed)
 
-    def account(self) -> None:
-        """Reports the batches that were trained on in this pass by this worker."""
-        loader = self._loader
-        for v in self._session.engine.order:
-            seen = sum(loader.feed.sample_count(v, b) for b in range(self._first, loader.index))
-            expected = sum(loader.feed.sample_count(v, b) for b in range(len(loader)))
-            self._session.events.emit(
-                "samples",
-                loader=loader.number,
-                epoch=self._session.epoch,
-                virtual=v,
-                first=self._first,
-                end=loader.index,
-                batches=len(loader),
-                seen=seen,
-                expected=expected,
-            )
-        self._first = loader.index
+    def account(self, end: int | None = None) -> None:
+        """Reports the batches that counted since this worker came into this pass, for all virtual workers.
+
+        They all have equally many. `round` says at which round of the job the first was trained on, so that the same
+        report by several workers, or again after a return to a checkpoint, is known to be the same.
+        """
+        loader, session = self._loader, self._session
+        end = loader.index if end is None else end
+        counts = loader.feed.sample_counts()
+        session.events.emit(
+            "samples",
+            loader=loader.number,
+            epoch=session.epoch,
+            turn=self._number,
+            virtual=session.size,
+            first=self._first,
+            end=end,
+            round=session.rounds - (loader.index - self._first),
+            batches=len(loader),
+            size=loader.feed.options.batch_size,
+            seen=sum(counts[self._first : end]),
+            expected=sum(counts),
+        )
 
 
 def check_not_left_by_break(current: Pass, virtual: int) -> None:

@@ -1,4 +1,4 @@
-"""A process that has imported torch once and forks workers on request.
+"""A process that has imported torch once and forks workers, and their job's master, on request.
 
 Importing takes seconds, forking milliseconds; so a generation of workers starts at once. The nursery never trains,
 draws no random numbers and starts no threads. It reads one JSON command per line on standard input and answers on the
@@ -6,23 +6,20 @@ event pipe. When whoever started it goes away, it and all its workers end.
 """
 
 import contextlib
-import ctypes
 import importlib
 import json
 import os
 import select
 import signal
 import sys
+import time
+import traceback
 from typing import Any, NoReturn
 
-from concertina.core.messages import encode
+from concertina.core.messages import MASTER, encode
+from concertina.core.process import die_with_parent
+from concertina.master import service
 from concertina.runtime.worker import run_script
-
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def import_what_workers_need() -> None:
@@ -42,7 +39,7 @@ class Nursery:
 
     def __init__(self, events_fd: int) -> None:
         self._events_fd = events_fd
-        self._children: dict[int, tuple[int, int]] = {}  # pid -> (worker, generation)
+        self._children: dict[int, int] = {}  # pid -> worker
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
@@ -74,9 +71,9 @@ class Nursery:
         pid = os.fork()
         if pid == 0:
             self._become_worker(command)
-        worker, generation = command["worker"], command["generation"]
-        self._children[pid] = (worker, generation)
-        self.emit(event="worker_started", worker=worker, generation=generation, pid=pid)
+        self._children[pid] = command["worker"]
+        name = "master_started" if command["worker"] == MASTER else "worker_started"
+        self.emit(event=name, worker=command["worker"], pid=pid, at=time.monotonic())
 
     def _become_worker(self, command: dict[str, Any]) -> NoReturn:
         code = 1
@@ -87,7 +84,7 @@ class Nursery:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for fd in (self._wake_read, self._wake_write):
                 os.close(fd)
-            log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+            log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             nothing = os.open(os.devnull, os.O_RDONLY)
             os.dup2(nothing, 0)
             os.dup2(log, 1)
@@ -95,8 +92,11 @@ class Nursery:
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             os.environ.update(command["env"])
             os.chdir(command["cwd"])
-            code = run_script(command["script"], command["args"])
+            code = service.main() if command["worker"] == MASTER else run_script(command["script"], command["args"])
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             # Skips the interpreter's shutdown: gloo's destructors may wait for peers that are gone.
             os._exit(code)
 
@@ -105,10 +105,11 @@ class Nursery:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            worker, generation = self._children.pop(pid)
+            worker = self._children.pop(pid)
             end_group(pid)
             code = os.waitstatus_to_exitcode(status)
-            self.emit(event="worker_exited", worker=worker, generation=generation, pid=pid, code=code)
+            name = "master_exited" if worker == MASTER else "worker_exited"
+            self.emit(event=name, worker=worker, pid=pid, code=code)
 
 
 def main() -> None:

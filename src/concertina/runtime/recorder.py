@@ -108,7 +108,6 @@ class Recorder:
         self._engine = engine
         self._prepared = prepared
         self._surroundings = Surroundings()
-        self._is_main = env.worker == env.placement.host(0)
         self._env = env
         self._step = 0  # complete steps
         self._round = -1  # rounds since the last step: accumulation and evaluation have several
@@ -127,13 +126,19 @@ class Recorder:
             optimizer.register_step_pre_hook(partial(self._before_update, k))
             optimizer.register_step_post_hook(partial(self._after_update, k))
 
+    def _workers(self) -> int:
+        return 1 if self._engine.generation is None else self._engine.generation.fabric.size
+
+    def _is_main(self) -> bool:
+        return 0 in self._engine.contexts
+
     def began(self, step: int) -> None:
         """Training begins, or goes on, after `step` steps."""
         self._step = step
         model = self._prepared.model
         self._note(
             kind="start",
-            workers=self._env.workers,
+            workers=self._workers(),
             modules={name: [type(m).__name__, type(m).__module__] for name, m in model.named_modules()},
             params=self._params(),
         )
@@ -223,7 +228,7 @@ class Recorder:
         self._note(kind="meeting", params=self._params())
 
     def stepped(self, step: int) -> None:
-        kind = "step" if self._is_main else "replica"
+        kind = "step" if self._is_main() else "replica"
         optim = {
             f"{k}.{i}.{name}": fingerprint(value)
             for k, optimizer in enumerate(self._prepared.optimizers)

@@ -1,8 +1,8 @@
 """Summing the virtual workers' gradients in DDP's own order, whatever the number of workers.
 
 A reducer is made for one bucket layout and one placement. Per step it hands out the memory for every virtual
-worker's (already scaled) bucket, is told when a bucket is complete, and at the end returns the sums, which are the
-same on every worker:
+worker's (already scaled) bucket, is told when a bucket is complete, and at the end folds. What it has folded counts
+when all workers have; then each takes the sums, which are the same everywhere:
 
 * `LocalFold`         one worker: folds while the virtual workers run, with (P+1)/2 gradients of memory
 * `NativeAllReduce`   as many workers as virtual workers: gloo's own all-reduce, as DDP calls it
@@ -39,8 +39,17 @@ class Reducer(Protocol):
     def ready(self, virtual_worker: int, bucket: int) -> None:
         """The buffer is filled."""
 
-    def finish(self) -> list[Tensor]:
+    def fold(self) -> None:
+        """Adds up; raises PeersLost if that cannot be done. When all workers have passed it, all can have the sums."""
+
+    def results(self) -> list[Tensor]:
         """The sum of each bucket, valid until the next step's first `ready`."""
+
+    def warm(self) -> None:
+        """Touches all memory, so that the first step does not wait for it."""
+
+    def close(self) -> None:
+        """Ends connections; the memory goes with the object."""
 
 
 class LocalFold:
@@ -105,10 +114,19 @@ class LocalFold:
         for term in self._terms:
             term.mul_(factor)
 
-    def finish(self) -> list[Tensor]:
+    def fold(self) -> None:
         for v in range(self._virtual - 1, 0, -1):
             _carry_out(Moves(), self._late_adds[v])
+
+    def results(self) -> list[Tensor]:
         return self._sums
+
+    def warm(self) -> None:
+        for flat in (*self._sums, *self._terms, *(pair[0] for moves in self._all_copies for pair in moves)):
+            flat.zero_()
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class Moves(list[tuple[Tensor, Tensor]]):
@@ -139,11 +157,21 @@ class NativeAllReduce:
     def ready(self, virtual_worker: int, bucket: int) -> None:
         self._works.append(self._group.sum_async(self._flats[bucket]))
 
-    def finish(self) -> list[Tensor]:
-        for work in self._works:
-            work.wait()
-        self._works.clear()
+    def fold(self) -> None:
+        works, self._works = self._works, []
+        with self._group.watched():
+            for work in works:
+                work.wait()
+
+    def results(self) -> list[Tensor]:
         return self._flats
+
+    def warm(self) -> None:
+        for flat in self._flats:
+            flat.zero_()
+
+    def close(self) -> None:
+        self._group.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +319,16 @@ class VirtualRing:
         else:
             self._send(bucket, piece, ALL_GATHER_TAG, self._right, running)
 
-    def finish(self) -> list[Tensor]:
+    def fold(self) -> None:
+        try:
+            with self._group.watched():
+                self._fold()
+        except BaseException:
+            self._sends.clear()
+            self._arrivals.clear()
+            raise
+
+    def _fold(self) -> None:
         deepest = max((v.step for plan in self._plans for p in plan for v in p.visits), default=0)
         for step in range(1, deepest + 1):
             for bucket, plan in enumerate(self._plans):
@@ -304,7 +341,16 @@ class VirtualRing:
         for work in self._sends:
             work.wait()
         self._sends.clear()
+
+    def results(self) -> list[Tensor]:
         return [self._result(b) for b in range(len(self._sums))]
+
+    def warm(self) -> None:
+        for flat in (*self._sums, *(flat for terms in self._terms.values() for flat in terms)):
+            flat.zero_()
+
+    def close(self) -> None:
+        self._group.close()
 
     def _pass_on_results(self) -> None:
         """Complete sums go round the ring of workers, in the order of distance from their owners."""

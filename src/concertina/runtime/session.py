@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,18 +14,22 @@ from torch.optim.swa_utils import AveragedModel
 
 from concertina.core.checkpoints import Manifest, folder_name
 from concertina.core.env import WorkerEnv
-from concertina.core.errors import DivergenceError, UsageError
+from concertina.core.errors import UsageError
 from concertina.runtime import environment
 from concertina.runtime.buckets import DdpOptions
-from concertina.runtime.checkpoint import read_checkpoint, write_checkpoint
+from concertina.runtime.checkpoint import pack_parts, read_checkpoint, to_bytes, unpack_parts, write_checkpoint
+from concertina.runtime.context_record import tensor_from_bytes, tensor_to_bytes
 from concertina.runtime.data import Feed, LoaderOptions
+from concertina.runtime.desk import Desk, is_final
 from concertina.runtime.determinism import apply_level, may_mix_gpus
-from concertina.runtime.digest import ParameterDigest
+from concertina.runtime.elastic import CHECKPOINT, INTERRUPT, STOP, WISHES, Agreement, Elastic
 from concertina.runtime.events import EventPipe
+from concertina.runtime.fabric import PeersLost
+from concertina.runtime.follow import Follower
 from concertina.runtime.gates import gate_average, gate_optimizer, gate_scaler, gate_scheduler
-from concertina.runtime.group import Group
-from concertina.runtime.interrupts import EndOfRun, HandedOver, Interrupted, stop_request
+from concertina.runtime.interrupts import EndOfRun, Interrupted, Left, stop_request
 from concertina.runtime.loader import Pass, SessionLoader, check_not_left_by_break
+from concertina.runtime.membership import Generation, Membership
 from concertina.runtime.prepared import Prepared
 from concertina.runtime.recorder import Recorder
 from concertina.runtime.reducers import ReducerFactory
@@ -32,8 +37,7 @@ from concertina.runtime.rng import RandomState
 from concertina.runtime.scan import check_model, check_nothing_forgotten, check_optimizer
 from concertina.runtime.virtual import VirtualEngine
 
-STOP, CHECKPOINT, INTERRUPT = 0, 1, 2  # flags that the workers agree on at every step
-FLAGS = 3
+CONTEXT_BYTES = 1 << 20  # room on the desk for a virtual worker's random states and data lanes
 MOST_LOGGED = 40  # values per step in the event stream
 
 _joined: "Session | None" = None
@@ -48,21 +52,20 @@ def join() -> "Session":
     apply_level(env.level)
     if env.threads:
         torch.set_num_threads(env.threads)
-    group = None
-    if env.workers > 1:
-        group = Group.build(Path(env.run_dir) / f"rendezvous-{env.generation}", env.worker, env.workers)
-    _joined = Session(env, group)
-    _joined.events.emit("joined", pid=os.getpid(), workers=env.workers)
+    _joined = Session(env)
+    _joined.events.emit("joined", pid=os.getpid(), newcomer=env.joins)
     return _joined
 
 
 class Session:
-    """One worker's part in one generation of a job."""
+    """One worker's part in a job, through all generations that it takes part in."""
 
-    def __init__(self, env: WorkerEnv, group: Group | None) -> None:
+    def __init__(self, env: WorkerEnv) -> None:
         self._env = env
-        self._group = group
         self._engine: VirtualEngine | None = None
+        self._membership: Membership | None = None
+        self._elastic: Elastic | None = None
+        self._follower: Follower | None = None  # while this worker is a newcomer
         self._prepared = Prepared()
         self._loaders: list[SessionLoader] = []
         self._loader_states: dict[int, dict[str, Any]] = {}
@@ -71,19 +74,18 @@ class Session:
         self._pass: Pass | None = None
         self._started = False
         self._over = False  # the loop over epochs has ended
+        self._let_in = False  # a newcomer that has just become a member
         self._searched = False  # for optimizers and schedulers that were not prepared
         self._loaded: tuple[Any, dict[int, Any]] | None = None  # what was resumed from, until the first pass
-        self._wants = [0] * FLAGS
+        self._wants = [0] * WISHES
         self._checkpoint_path: Path | None = None
-        self._header: Tensor | None = None
-        self._header_work: Any = None
-        self._digest: ParameterDigest | None = None
-        self._digest_step = 0  # the step after which the fingerprints on their way were taken
+        self._step_began = 0.0
         self._logged: dict[str, Any] = {}
-        self._unsent: tuple[int, int, dict[str, Any]] | None = None
+        self._unsent: tuple[int, int, float, dict[str, Any]] | None = None
         self.recorder: Recorder | None = None
-        self.events = EventPipe(env.events_fd, env.worker, env.generation)
+        self.events = EventPipe(env.events_fd, env.worker)
         self.step = 0  # optimizer steps that are complete
+        self.rounds = 0  # that counted, in the whole job: steps, accumulation and evaluation
         self.epoch = 0
         self.finishing = False
         self.stop_reason = ""
@@ -106,12 +108,14 @@ class Session:
             )
         if self._engine is not None and self._engine.turn is not None:
             return self._engine.turn.virtual_worker
-        return min(self._env.placement.workers[self._env.worker])
+        return 0 if self._engine is None or not self._engine.contexts else min(self._engine.contexts)
 
     @property
     def is_main(self) -> bool:
         """True on the worker where virtual worker 0 lives."""
-        return 0 in self._env.placement.workers[self._env.worker]
+        if self._engine is None or self._engine.generation is None:
+            return self._env.members[:1] == (self._env.worker,)
+        return self.elastic.is_main
 
     @property
     def is_last_turn(self) -> bool:
@@ -121,7 +125,9 @@ class Session:
     @property
     def workers(self) -> int:
         """How many workers train at the moment. Results must not depend on it."""
-        return self._env.workers
+        if self._engine is None or self._engine.generation is None:
+            return max(1, len(self._env.members))
+        return self._engine.generation.fabric.size
 
     @property
     def device(self) -> torch.device:
@@ -129,6 +135,16 @@ class Session:
         if not torch.cuda.is_available():
             return torch.device("cpu")
         return torch.device("cuda", self._env.worker % torch.cuda.device_count())
+
+    @property
+    def elastic(self) -> Elastic:
+        assert self._elastic is not None
+        return self._elastic
+
+    @property
+    def membership(self) -> Membership:
+        assert self._membership is not None
+        return self._membership
 
     @property
     def engine(self) -> VirtualEngine:
@@ -165,24 +181,69 @@ class Session:
             gradient_as_bucket_view=gradient_as_bucket_view,
         )
         random = RandomState.capture()
-        self._require_same_environment(prepared)
-        factory = ReducerFactory(self._env, self._group)
-        engine = VirtualEngine(
-            prepared.model, options, self._env.placement, self._env.worker, self._group, factory.make
-        )
-        if self._group is not None and not self._env.resume:
-            home = self._env.placement.host(0)
-            with torch.no_grad():
-                self._group.broadcast_tensors([*prepared.model.parameters(), *engine.buffers.flats], home)
-        random.restore()
-        engine.start(random)
-        self._gate(prepared, engine)
+        factory = ReducerFactory(self._env)
+        engine = VirtualEngine(prepared.model, options, self.size, factory.make)
+        self._environment = environment.record(prepared.optimizers, any(p.is_cuda for p in engine.params))
+        self._may_mix_gpus = self._may_mix(prepared)
         self._prepared, self._engine = prepared, engine
-        self._digest = ParameterDigest(engine.layout) if self._group is not None else None
+        self._meet_the_others(engine, factory)
+        random.restore()
+        if engine.generation is not None:
+            engine.start(random)
+        self._gate(prepared, engine)
         if self._env.record_dir:
             self.recorder = Recorder(Path(self._env.record_dir), self._env, engine, prepared)
-        self.events.emit("prepared", reduction=engine.reducer.name, parameters=sum(p.numel() for p in engine.params))
+        name = "" if engine.generation is None else engine.reducer.name
+        self.events.emit("prepared", reduction=name, parameters=sum(p.numel() for p in engine.params))
         return things[0] if len(things) == 1 else things
+
+    def _meet_the_others(self, engine: VirtualEngine, factory: ReducerFactory) -> None:
+        """Forms the first generation with those who start together; a newcomer is let in later."""
+        buffers = sum(flat.numel() * flat.element_size() for flat in engine.buffers.flats)
+        desk = Desk.create(self.size, CONTEXT_BYTES + 2 * buffers)
+        membership = Membership(self._env, desk)
+        elastic = Elastic(engine, membership, desk)
+        self._desk, self._membership, self._elastic = desk, membership, elastic
+        membership.introduce = lambda: elastic.introduction(self._environment)
+        membership.furnish = lambda generation: self._furnish(factory, generation)
+        elastic.prepared = self._prepared
+        elastic.feeds = lambda: [loader.feed for loader in self._loaders]
+        elastic.wishes = self._wishes
+        elastic.rest_of_state = lambda: self._rest_of_state(light=True)
+        engine.commit = self._commit
+        engine.on_take_up = membership.enter
+        if self._env.joins:
+            return
+        generation = membership.first()
+        engine.take_up(generation)
+        if generation.fabric.size > 1 and not self._env.resume:
+            self._take_parameters_of_first(engine, generation)
+
+    def _furnish(self, factory: ReducerFactory, generation: Generation) -> Any:
+        """In every member of a new generation, maybe beside training: what the step of that generation needs."""
+        engine = self.engine
+        known = [json.loads(said) for said in generation.introductions if said]
+        for other in known:
+            who = f"worker {self._env.worker}, compared with another of its job,"
+            environment.require_same(self._environment, other["environment"], who, mixed_gpus=self._may_mix_gpus)
+        layout = engine.layout.copy()  # while this is built, DDP's rebuild may change the one in use
+        if known:
+            layout.load(known[0]["layout"])
+        generation.buckets = layout.buckets
+        reducer = factory.make(layout, generation)
+        if engine.generation is not None or self._env.joins:
+            reducer.warm()
+        return reducer
+
+    def _take_parameters_of_first(self, engine: VirtualEngine, generation: Generation) -> None:
+        """As DDP does: what the worker of virtual worker 0 has initialised is what all start with."""
+        home = generation.placement.host(0)
+        with torch.no_grad():
+            for tensor in [*self._prepared.model.parameters(), *engine.buffers.flats]:
+                mine = tensor_to_bytes(tensor) if generation.rank == home else b""
+                data = generation.fabric.gather_bytes(mine)[home]
+                if generation.rank != home:
+                    tensor.copy_(tensor_from_bytes(memoryview(data), tensor.detach()))
 
     def _gate(self, prepared: Prepared, engine: VirtualEngine) -> None:
         for optimizer in prepared.optimizers:
@@ -193,16 +254,6 @@ class Session:
             gate_scaler(scaler, engine)
         held = {id(p) for o in prepared.optimizers for group in o.param_groups for p in group["params"]}
         engine.covers_all_params = all(id(p) in held for p in engine.params)
-
-    def _require_same_environment(self, prepared: Prepared) -> None:
-        """Every worker compares its environment with worker 0's."""
-        on_gpu = any(p.is_cuda for p in prepared.model.parameters())
-        self._environment = environment.record(prepared.optimizers, on_gpu)
-        may_mix = self._may_mix(prepared)
-        if self._group is not None:
-            first = json.loads(self._group.gather_bytes(json.dumps(self._environment).encode())[0])
-            who = f"worker {self._env.worker}, compared with worker 0,"
-            environment.require_same(self._environment, first, who, mixed_gpus=may_mix)
 
     def _may_mix(self, prepared: Prepared) -> bool:
         """Whether GPU models may differ: only at level D2, and only if the model's modules allow it."""
@@ -279,7 +330,8 @@ class Session:
         """Epoch numbers up to `count`; after a restart, from the epoch that was under way."""
         self._start()
         while self.epoch < count:
-            self._meet()
+            if not self.follows:
+                self._meet()
             if self._must_end():
                 break
             self.events.emit("epoch", epoch=self.epoch, epochs=count)
@@ -347,7 +399,9 @@ class Session:
         self.close_pass()
 
     def enter_pass(self, new: Pass) -> None:
-        if self._loaded is not None and new.loader.resumes:
+        if self._let_in:
+            self._let_in = False  # state and contexts are those of the step at which the others let us in
+        elif self._loaded is not None and new.loader.resumes:
             self._apply(*self._loaded)  # what code above the loop did was done in the generation before, too
             self._wants[STOP] = self._loaded[0]["stop"]  # takes effect after the next step, as it would have there
         else:
@@ -374,77 +428,121 @@ class Session:
             current.end(completed=True)
 
     def begin_round(self) -> None:
-        """Starts a step: the workers' wishes and fingerprints travel while it runs."""
+        """Starts a step. Raises PeersLost if a worker that is needed for it is gone."""
+        assert self._pass is not None
+        loader = self._pass.loader
+        self._desk.place = (self.epoch, loader.number, loader.passes, loader.index)
+        self.elastic.agreement = None
+        self.elastic.fingerprint()
         self.engine.begin_round()
-        self._header = self._wishes()
-        if self._group is not None:
-            self._header_work = self._group.max_async(self._header)
+        self._step_began = time.monotonic()
 
-    def _wishes(self) -> Tensor:
+    def _wishes(self) -> list[int]:
         self._wants[INTERRUPT] = int(stop_request.asked)
-        self._digest_step = self.step
-        digests = self._digest.compute() if self._digest is not None else []
-        return torch.tensor([*self._wants, *digests, *(-d for d in digests)], dtype=torch.int64)
+        return list(self._wants)
+
+    def _commit(self) -> None:
+        """Inside the last backward of a round: from here on its step counts, on all workers or on none."""
+        assert self._pass is not None
+        self.elastic.agree(advances=True, next_batch=self._pass.loader.index + 1, steps=1)
 
     def end_round(self) -> None:
-        """A step is complete on this worker: agree, and act on what was agreed."""
-        stepped = self.engine.step_done
+        """A round is complete on this worker: act on what was agreed. Raises PeersLost if it does not count."""
+        assert self._pass is not None
+        stepped, elastic = self.engine.step_done, self.elastic
+        agreed = elastic.agreement
+        if agreed is None:  # without a reduction, nobody has met yet
+            advances = not self.engine.accumulates
+            agreed = elastic.agree(advances, self._pass.loader.index, steps=0)
         if stepped:
             self.step += 1
+            elastic.step = self.membership.step = self.step
+            self.membership.pace = time.monotonic() - self._step_began
             self._send_step()
             if self.recorder is not None:
                 self.recorder.stepped(self.step)
-        self._act_on(self._agree(), stepped)
+        if not self.engine.accumulates:
+            self.engine.syncs_at_point = self.engine.syncs_buffers
+            if elastic.needs_final():
+                elastic.make_final()
+        self._desk.clock = 2 * self.step
+        self._act_until_done(agreed, stepped)
 
-    def _agree(self) -> list[int]:
-        assert self._header is not None
-        if self._header_work is not None:
-            self._header_work.wait()
-            self._header_work = None
-        values = [int(v) for v in self._header.tolist()]
-        digests = values[FLAGS:]
-        half = len(digests) // 2
-        for bucket, (high, low) in enumerate(zip(digests[:half], digests[half:], strict=True)):
-            if high != -low:
-                self._raise_divergence(bucket)
-        return values[:FLAGS]
+    def _act_until_done(self, agreed: Agreement, stepped: bool) -> None:
+        """The round counts; should a worker be lost while the others act on it, they act again without it."""
+        while True:
+            try:
+                self._act_on(agreed, stepped)
+                return
+            except PeersLost:
+                self.recover()
 
-    def _raise_divergence(self, bucket: int) -> None:
-        engine = self.engine
-        names = [engine.names[i] for i in engine.layout.buckets[bucket]]
-        raise DivergenceError(
-            f"the workers' parameters differ after step {self._digest_step}, in bucket {bucket} ({', '.join(names[:4])}"
-            f"{', ...' if len(names) > 4 else ''}): something changes them on some workers only"
+    def recover(self) -> None:
+        """Goes on without those who are gone."""
+        lost = self.elastic.generation.fabric.lost
+        self.events.emit("recovering", step=self.step, lost=list(lost))
+        if self._pass is not None:
+            self._pass.account(self.elastic.point_batch)  # for all, since those who are gone cannot
+        self.elastic.recover(self._pass)
+        if self._pass is not None:
+            self._pass.rewind(self.elastic.point_batch)
+        self._told_of_generation("recovered")
+
+    def _told_of_generation(self, event: str) -> None:
+        generation = self.elastic.generation
+        self.events.emit(
+            event,
+            step=self.step,
+            joined=generation.formation.generation,
+            workers=generation.fabric.size,
+            seconds=self.elastic.switched_at,
         )
+        if self.recorder is not None:
+            self.recorder.began(self.step)
+        for hook in self._hooks:
+            hook(generation.formation.generation, generation.fabric.size)
 
     def _meet(self) -> None:
         """An agreement outside any step."""
         if self.recorder is not None:
             self.recorder.met()
-        self._header = self._wishes()
-        if self._group is not None:
-            self._header_work = self._group.max_async(self._header)
-        self._act_on(self._agree(), stepped=False)
+        self._desk.place = (self.epoch, -1, 0, 0)
+        while True:
+            try:
+                self.elastic.fingerprint()
+                agreed = self.elastic.agree(advances=False, next_batch=0, steps=0)
+                break
+            except PeersLost:
+                self.recover()
+        self._act_until_done(agreed, stepped=False)
 
-    def _act_on(self, agreed: list[int], stepped: bool) -> None:
+    def _act_on(self, agreed: Agreement, stepped: bool) -> None:
         env = self._env
-        if agreed[INTERRUPT]:
+        if agreed.wishes[INTERRUPT]:
             self._write_final()
             self._account()
             self._leave(Interrupted())
-        if agreed[CHECKPOINT]:
+        if agreed.wishes[CHECKPOINT]:
             self._write_requested()
-        if agreed[STOP] or (env.steps and self.step >= env.steps):
+        if agreed.wishes[STOP] or (env.steps and self.step >= env.steps):
             self.finishing = True
             self._serve_late_wishes()
             self._write_final()  # here, while it is known where in the pass training stands
-        elif stepped and env.stop_at and self.step >= env.stop_at:
-            self._serve_late_wishes()
-            self._write(Path(env.handover_dir))
-            self._account()
-            self._leave(HandedOver())
         if stepped and not self.finishing and env.checkpoint_every and self.step % env.checkpoint_every == 0:
             self._write(Path(env.checkpoint_dir) / folder_name(self.step))
+        if stepped and not self.finishing and agreed.change_to > self.elastic.generation.formation.generation:
+            self._change_over(agreed.change_to)
+        self.membership.confirm_dropped()
+
+    def _change_over(self, generation: int) -> None:
+        assert self._pass is not None
+        self._account()
+        try:
+            self.elastic.change_over(generation)
+        except EndOfRun as end:
+            self._leave(end)
+        self._pass.rewind(self._pass.loader.index)
+        self._told_of_generation("changed_over")
 
     def _leave(self, end: EndOfRun) -> NoReturn:
         """Out of the user's loop; remembered, should the script catch what it ought to let pass."""
@@ -453,18 +551,16 @@ class Session:
 
     def _serve_late_wishes(self) -> None:
         """What was asked for in the last step of this generation, for which no further step comes to agree on it."""
-        wishes = torch.tensor(self._wants, dtype=torch.int64)
-        if self._group is not None:
-            self._group.max_async(wishes).wait()
-        self._wants[STOP] = int(wishes[STOP])
-        if wishes[CHECKPOINT]:
+        rows = self.elastic.generation.fabric.exchange(self._wants)
+        self._wants[STOP] = max(row[STOP] for row in rows)
+        if any(row[CHECKPOINT] for row in rows):
             self._write_requested()
 
     def _write_requested(self) -> None:
         """The checkpoint that some worker asked for with session.checkpoint(path)."""
-        self._wants[CHECKPOINT] = 0
         asked = str(self._checkpoint_path or "").encode()
-        paths = [asked] if self._group is None else self._group.gather_bytes(asked)
+        paths = self.elastic.generation.fabric.gather_bytes(asked)
+        self._wants[CHECKPOINT] = 0
         self._checkpoint_path = None
         self._write(Path(next(path for path in paths if path).decode()))
 
@@ -479,13 +575,13 @@ class Session:
             self._logged = {}
             return
         self._flush_step()
-        self._unsent = (self.step, self.epoch, self._logged)
+        self._unsent = (self.step, self.epoch, time.monotonic(), self._logged)
         self._logged = {}
 
     def _flush_step(self) -> None:
         if self._unsent is not None:
-            step, epoch, values = self._unsent
-            self.events.emit("step", step=step, epoch=epoch, log=numbers_among(values))
+            step, epoch, at, values = self._unsent
+            self.events.emit("step", step=step, epoch=epoch, at=at, log=numbers_among(values))
             self._unsent = None
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -496,39 +592,77 @@ class Session:
         if self._started:
             raise UsageError("session.epochs() was called twice: use one loop over epochs")
         self._started = True
+        if self._env.joins:
+            self._follower = Follower(self.engine, self.membership, self.elastic, self._desk, self._prepared)
+            self.epoch = self._follower.wait_until_let_in()
+            return
         if self._env.resume:
             self._load(Path(self._env.resume))
+        elastic = self.elastic
+        elastic.step = self.membership.step = self.step
+        self._desk.clock = 2 * self.step
+        if not elastic.alone:
+            elastic.make_final()  # so that a worker lost before the first pass can be made up for
         for hook in self._hooks:
-            hook(self._env.generation, self._env.workers)
+            hook(elastic.generation.formation.generation, self.workers)
         if self.recorder is not None:
             self.recorder.began(self.step)
         if self._env.steps and self.step >= self._env.steps:
             self.finishing = True
         self.events.emit("training", step=self.step, epoch=self.epoch)
 
-    def _write(self, folder: Path) -> None:
-        """All workers together; the one that hosts virtual worker 0 writes."""
-        engine = self.engine
-        shared = {
-            **self._prepared.state(),
-            "engine": engine.shared_state(),
+    def _rest_of_state(self, light: bool = False) -> dict[str, Any]:
+        """What is equal on all workers besides the user's own objects."""
+        return {
+            "engine": self.engine.shared_state(light),
+            "point": self.engine.point,
             "step": self.step,
+            "rounds": self.rounds,
             "epoch": self.epoch,
             "stop": self._wants[STOP],
             "loaders": [
                 loader.state(active=self._pass is not None and self._pass.loader is loader) for loader in self._loaders
             ],
         }
-        contexts = {
-            v: {**engine.context_state(v), "loaders": [loader.feed.context_state(v) for loader in self._loaders]}
-            for v in engine.order
-        }
+
+    def _write(self, folder: Path) -> None:
+        """The worker that hosts virtual worker 0 writes; it finds the others' virtual workers on their desks."""
+        contexts = self._gather_contexts()
+        if not self.is_main:
+            return
+        shared = {**self._prepared.state(), **self._rest_of_state()}
         manifest = Manifest(
             step=self.step, epoch=self.epoch, virtual=self.size, environment=self._environment, files={}
         )
-        write_checkpoint(folder, shared, contexts, manifest, self._group, self.is_main)
-        if self.is_main:
-            self.events.emit("checkpoint", step=self.step, path=str(folder))
+        write_checkpoint(folder, shared, contexts, manifest)
+        self.events.emit("checkpoint", step=self.step, path=str(folder))
+
+    def _gather_contexts(self) -> dict[int, bytes]:
+        """All virtual workers' contexts as file contents; complete on the main worker only."""
+        engine, generation = self.engine, self.elastic.generation
+        own = {v: to_bytes(self._own_context(v)) for v in engine.order}
+        if generation.fabric.size == 1:
+            return own
+        if engine.accumulates:  # gradients in between steps are not on the desks
+            packed = generation.fabric.gather_bytes(pack_parts(own))
+            return {v: data for part in packed for v, data in unpack_parts(part).items()}
+        if not self.is_main:
+            return {}
+        feeds = [loader.feed for loader in self._loaders]
+        for v in range(self.size):
+            if v in own:
+                continue
+            owner = generation.formation.members[generation.placement.host(v)]
+            desk = generation.desks[owner]
+            generation.fabric.wait_for(owner, lambda desk=desk, v=v: is_final(desk, v, engine.point))  # type: ignore[misc]
+            record = desk.context(v, engine.point)
+            assert record is not None
+            state, parts = engine.state_of_record(record[0], feeds)
+            own[v] = to_bytes({**state, "loaders": parts})
+        return own
+
+    def _own_context(self, v: int) -> dict[str, Any]:
+        return {**self.engine.context_state(v), "loaders": [x.feed.context_state(v) for x in self._loaders]}
 
     def _load(self, folder: Path) -> None:
         engine = self.engine
@@ -540,6 +674,7 @@ class Session:
         self._loaded = (shared, contexts)
         self._apply(shared, contexts)
         self.step, self.epoch = shared["step"], shared["epoch"]
+        self.rounds = shared.get("rounds", 0)
         self._loader_states = dict(enumerate(shared["loaders"]))
         self._loader_contexts = {v: state["loaders"] for v, state in contexts.items()}
         for loader in self._loaders:
@@ -560,6 +695,8 @@ class Session:
                 loader.feed.load_context(v, contexts[loader.number])
 
     def _finish(self) -> None:
+        if self.follows:
+            raise Left()  # the others have finished before they let us in
         if self.engine.turn is None and not self.finishing:
             self._meet()
         if not self.finishing:
@@ -572,8 +709,36 @@ class Session:
         if self._env.checkpoint_dir:
             self._write(Path(self._env.checkpoint_dir) / folder_name(self.step))
 
+    # -- a newcomer's way in -----------------------------------------------------------------------------------------
+
+    @property
+    def follows(self) -> bool:
+        return self._follower is not None
+
+    def follow(self, loader: SessionLoader) -> bool:
+        """Whether this newcomer trains from here on; False if the others are in another pass."""
+        assert self._follower is not None
+        rest = self._follower.follow(self.epoch, loader.number, loader.passes)
+        if rest is None:
+            return False
+        self._follower = None
+        self.step, self.epoch, self.rounds = rest["step"], rest["epoch"], rest["rounds"]
+        self.membership.step = self.step
+        self._desk.clock = 2 * self.step
+        self._wants = [0] * WISHES
+        self._wants[STOP] = rest["stop"]
+        for other, state in zip(self._loaders, rest["loaders"], strict=True):
+            other.join(state)
+        self.elastic.point_batch = loader.index
+        self._let_in = True
+        self.events.emit("training", step=self.step, epoch=self.epoch)
+        self._told_of_generation("joined_generation")
+        return True
+
     def close(self) -> None:
         """Ends what the session started; the process may go on."""
+        if self._membership is not None:
+            self._membership.close()
         self._flush_step()
         for loader in self._loaders:
             loader.feed.shut_down()

@@ -6,7 +6,8 @@ At the end of the last local virtual worker's backward the buckets are summed, s
 (clipping, scaler, optimizer) sees what it would see under DistributedDataParallel.
 """
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,12 +20,22 @@ from concertina.core.errors import UnsupportedScript, UsageError
 from concertina.core.placement import VirtualPlacement
 from concertina.runtime.buckets import BucketLayout, DdpOptions
 from concertina.runtime.buffers import FlatBuffers, Saved
-from concertina.runtime.group import Group
+from concertina.runtime.context_record import (
+    ContextReader,
+    ContextWriter,
+    pack_random,
+    tensor_from_bytes,
+    tensor_to_bytes,
+    unpack_random,
+)
+from concertina.runtime.desk import Desk, is_final, newest_context
+from concertina.runtime.fabric import PeersLost
+from concertina.runtime.membership import Generation
 from concertina.runtime.reduce import LocalFold, Reducer
 from concertina.runtime.rng import RandomState, seed_everything
 from concertina.runtime.torch_internals import call_after_backward
 
-MakeReducer = Callable[[BucketLayout], Reducer]
+MakeReducer = Callable[[BucketLayout, Generation], Reducer]
 
 
 @dataclass(slots=True)
@@ -87,9 +98,7 @@ class VirtualEngine:
         self,
         model: nn.Module,
         options: DdpOptions,
-        placement: VirtualPlacement,
-        worker: int,
-        group: Group | None,
+        virtual: int,
         make_reducer: MakeReducer,
     ) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -97,9 +106,8 @@ class VirtualEngine:
         self.names = [name for name, _ in named]
         self.params = [p for _, p in named]
         self.options = options
-        self.virtual = placement.virtual
-        self.placement = placement
-        self.group = group
+        self.virtual = virtual
+        self.generation: Generation | None = None  # a newcomer has none until it is let in
         self.layout = BucketLayout.initial(self.params, options)
         self.buffers = FlatBuffers(model)
         self.contexts: dict[int, VirtualContext] = {}
@@ -115,13 +123,17 @@ class VirtualEngine:
         self.on_enter: Callable[[Turn], None] | None = None
         self.on_leave: Callable[[Turn], None] | None = None
         self.on_reduced: Callable[[], None] | None = None  # gradients are summed, user code has not touched them
+        self.commit: Callable[[], None] = lambda: None  # all workers have folded; raises PeersLost if one is gone
+        self.on_take_up: Callable[[Generation], None] = lambda generation: None
+        self.round_failed = False  # a worker was lost in this round: it does not count and will be run again
         self._make_reducer = make_reducer
-        self._reducer = make_reducer(self.layout)
+        self._reducer: Reducer | None = None
         self._stale_reducer = False
         self._param_hooks: list[Any] = []
         self._shown: list[tuple[Tensor | None, int | None]] | None = None  # accumulated gradients seen outside the loop
-        self._apart = False  # virtual workers have random states of their own
-        self._resident: int | None = None  # the virtual worker whose random state and buffers are live
+        self.point = 0  # the recovery point: rounds that count, and beginnings of passes
+        self.apart = False  # virtual workers have random states of their own
+        self.resident: int | None = None  # the virtual worker whose random state and buffers are live
         self._outputs_are_tensors = True  # so that the start of a backward can be seen at the model's output
         self._bucket_of: list[tuple[int, int]] = []
         self._pending: list[int] = []
@@ -131,6 +143,8 @@ class VirtualEngine:
         self._static_usage: list[bool] | None = None
         self._base: list[Tensor | None] | None = None  # gradients that the last step left to all virtual workers
         self._handed: list[Tensor | None] | None = None  # this turn's copy of them
+        self._base_kept = False  # for the step that is under way
+        self.syncs_at_point = True  # `syncs_buffers` as of the last recovery point
         self._clears_first = False  # the script sets gradients to None before every backward
         self._must_clear = False
         self._synced_buffers: Saved | None = None
@@ -142,11 +156,26 @@ class VirtualEngine:
     @property
     def order(self) -> tuple[int, ...]:
         """Local virtual workers in the order of their turns."""
-        return self._reducer.order
+        return self.reducer.order
 
     @property
     def reducer(self) -> Reducer:
+        assert self._reducer is not None
         return self._reducer
+
+    @property
+    def placement(self) -> VirtualPlacement:
+        assert self.generation is not None
+        return self.generation.placement
+
+    def take_up(self, generation: Generation) -> None:
+        """Changes over to a generation that has been built, between two rounds; contexts have to be loaded after."""
+        self.generation = generation
+        self.on_take_up(generation)
+        self._reducer = generation.reducer
+        self._stale_reducer = generation.buckets != self.layout.buckets
+        self._filling = {}
+        self._place_params()
 
     def _install_hooks(self) -> None:
         self.model.register_forward_pre_hook(ModelHook(self._before_forward))
@@ -169,26 +198,28 @@ class VirtualEngine:
         """Every local virtual worker begins with this random state and the model's buffers."""
         for v in self.order:
             self.contexts[v] = VirtualContext(random, self.buffers.copy(), used=[False] * len(self.params))
-        self._resident = min(self.order)
+        self.resident = min(self.order)
 
     # -- whose random state and buffers are the live ones ------------------------------------------------------------
 
     def _make_resident(self, v: int) -> None:
         """Changes over to virtual worker v; nothing to do if it never left, as with one virtual worker per worker."""
-        if self._resident != v:
+        if self.resident != v:
             self._save_resident()
             self.contexts[v].random.restore()
             self.buffers.load_from(self.contexts[v].buffers)
-            self._resident = v
+            self.resident = v
 
     def _save_resident(self) -> None:
-        if self._resident is not None:
-            context = self.contexts[self._resident]
+        if self.resident is not None:
+            context = self.contexts[self.resident]
             context.random = RandomState.capture()
             self.buffers.save_to(context.buffers)
 
     def go_outside(self) -> None:
         """Outside the loop, code runs as the first local virtual worker: on the main worker, as virtual worker 0."""
+        if not self.contexts:
+            return  # a newcomer, whose virtual workers are still elsewhere
         self._make_resident(min(self.contexts))
         self._save_resident()
         self._show_accumulated()
@@ -205,7 +236,7 @@ class VirtualEngine:
         before, now = home.random, RandomState.capture()
         if self.virtual == 1 or now.same_as(before):
             return
-        if self._apart:
+        if self.apart:
             raise UnsupportedScript(
                 "random numbers were drawn outside the loop, where a worker stands for several ranks (iterating a "
                 "plain DataLoader draws a seed, too): put that code under `with session.aside():`, which leaves every "
@@ -246,11 +277,11 @@ class VirtualEngine:
         if self.turn is not None:
             raise UsageError("session.seed() inside the loop body: call it before the loop")
         self._save_resident()
-        for v in self.order:
+        for v, context in self.contexts.items():
             seed_everything(seed + v)
-            self.contexts[v].random = RandomState.capture()
-        self._apart = True
-        self._resident = None
+            context.random = RandomState.capture()
+        self.apart = True
+        self.resident = None
         self.go_outside()
 
     # -- rounds: one turn of every local virtual worker --------------------------------------------------------------
@@ -258,12 +289,13 @@ class VirtualEngine:
     def begin_round(self) -> None:
         if self._stale_reducer:
             self._views = {}
-            del self._reducer  # its memory goes before the next one's comes
-            self._reducer = self._make_reducer(self.layout)
+            assert self.generation is not None
+            self.generation.reducer = self._reducer = None  # its memory goes before the next one's comes
+            self.generation.reducer = self._reducer = self._make_reducer(self.layout, self.generation)
             self._place_params()
             self._stale_reducer = False
         self._choose_when_to_take()
-        if self.last_turn is None or self.step_done:
+        if not self._base_kept:
             self._keep_base()
         if self.syncs_buffers and self.options.broadcast_buffers and self.buffers:
             self._synced_buffers = self._buffers_of_first()
@@ -271,6 +303,7 @@ class VirtualEngine:
             self._synced_buffers = None
         self.step_done = False
         self.last_turn = None
+        self.round_failed = False
 
     def _choose_when_to_take(self) -> None:
         """Gradients one by one as they appear, or all at the end of a backward: cheaper where nothing could overlap."""
@@ -290,6 +323,7 @@ class VirtualEngine:
 
     def _keep_base(self) -> None:
         """What the user left in `.grad` after a step is where every virtual worker's next accumulation starts."""
+        self._base_kept = True
         left = [p.grad for p in self.params]
         self._base, self._must_clear = None, False
         if all(g is None for g in left):
@@ -305,25 +339,26 @@ class VirtualEngine:
         """The buffers of virtual worker 0, which DDP gives to everybody before a forward."""
         if self.virtual == 1:
             return None
-        home = self.placement.host(0)
-        if self._resident == 0:
+        generation = self.generation
+        assert generation is not None
+        if self.resident == 0:
             self.buffers.save_to(self.contexts[0].buffers)
-        if self.group is None:
+        if 0 in self.contexts:
             return self.contexts[0].buffers
-        if self.group.rank == home:
-            own = self.contexts[0].buffers
-            travelling = [t.cpu() for t in own]
-        else:
-            own = self.buffers.flats
-            travelling = [torch.empty_like(t, device="cpu") for t in own]
-        for work in [self.group.broadcast_async(t, home) for t in travelling]:
-            work.wait()
-        return own if self.group.rank == home else [t.to(o.device) for t, o in zip(travelling, own, strict=True)]
+        home = generation.formation.members[self.placement.host(0)]
+        desk, number = generation.desks[home], self.point
+        generation.fabric.wait_for(home, lambda: is_final(desk, 0, number))
+        record = desk.context(0, number)
+        assert record is not None
+        reader = ContextReader(record[0])
+        for size in reader.head["random"]:
+            reader.take(max(0, size))
+        return self._unpack_buffers(reader)
 
     def enter(self, virtual_worker: int) -> None:
         """Begins a turn."""
         self.leave()
-        self._apart = True
+        self.apart = True
         context = self.contexts[virtual_worker]
         self._make_resident(virtual_worker)
         if self._synced_buffers is not None:
@@ -358,6 +393,8 @@ class VirtualEngine:
                 "a backward(); run such forwards under torch.no_grad()"
             )
         context = self.contexts[turn.virtual_worker]
+        if self.round_failed:
+            return
         self._check_same_kind(turn)
         if not turn.is_last:
             self._check_nothing_stepped(turn)
@@ -378,7 +415,7 @@ class VirtualEngine:
 
     def end_round(self) -> None:
         self.leave()
-        if self.last_turn is not None:
+        if self.last_turn is not None and not self.round_failed:
             self.syncs_buffers = self.last_turn.syncs_buffers_next
 
     def _versions(self) -> int:
@@ -524,7 +561,7 @@ class VirtualEngine:
             param.grad = None
         self._pending[bucket] -= 1
         if self._pending[bucket] == 0:
-            self._reducer.ready(v, bucket)
+            self.reducer.ready(v, bucket)
 
     def _take_all(self, turn: Turn) -> None:
         """`_take` for all parameters at once, in a few calls of torch."""
@@ -558,7 +595,7 @@ class VirtualEngine:
             )
 
     def _open_bucket(self, v: int, bucket: int) -> list[Tensor]:
-        self._filling[bucket] = self._views_of(bucket, self._reducer.buffer(v, bucket))
+        self._filling[bucket] = self._views_of(bucket, self.reducer.buffer(v, bucket))
         return self._filling[bucket]
 
     def _views_of(self, bucket: int, memory: Tensor) -> list[Tensor]:
@@ -596,8 +633,15 @@ class VirtualEngine:
             self._reduce()
 
     def _reduce(self) -> None:
-        results = self._reducer.finish()
-        used = self._usage()
+        try:
+            self.reducer.fold()
+            used = self._usage()
+            order = self._ready_order_of_first() if self.layout.wants_ready_order else None
+            self.commit()
+        except PeersLost:
+            self._fail_round()
+            return
+        results = self.reducer.results()
         if self.virtual == 1 and not self._param_hooks and not self.options.gradient_as_bucket_view:
             results = []  # `_take_all` has left the gradients in place
         for b, flat in enumerate(results):
@@ -606,13 +650,22 @@ class VirtualEngine:
                     self.params[i].grad = view
                 else:  # nobody used it: DDP leaves what was there
                     self.params[i].grad = None if self._base is None else self._base[i]
-        if self.layout.wants_ready_order:
-            self.layout.rebuild(self._ready_order_of_first())
+        if order is not None:
+            self.layout.rebuild(order)
             self._stale_reducer = True
         self.layout.synced_steps += 1
         self.step_done = True
+        self._base_kept = False
         if self.on_reduced is not None:
             self.on_reduced()
+
+    def _fail_round(self) -> None:
+        """The user's loop body goes on as in any turn but the last: nothing steps. Then the round is run again."""
+        assert self.turn is not None
+        self.turn.is_last = False
+        self.round_failed = True
+        for p in self.params:
+            p.grad = None
 
     def _usage(self) -> list[bool] | None:
         """Which parameters got a gradient from any virtual worker; None if all must have."""
@@ -624,33 +677,30 @@ class VirtualEngine:
         for context in self.contexts.values():
             counts += torch.tensor(context.used, dtype=torch.int32)
             context.used = [False] * len(self.params)
-        if self.group is not None:
-            self.group.sum(counts)
-        used = [n > 0 for n in counts.tolist()]
+        assert self.generation is not None
+        everybody = self.generation.fabric.gather_bytes(bytes(n > 0 for n in counts.tolist()))
+        used = [any(flags) for flags in zip(*everybody, strict=True)]
         if self.options.static_graph:
             self._static_usage = used
         return used
 
     def _ready_order_of_first(self) -> list[int]:
         """The order in which virtual worker 0's gradients became ready in this step, on every worker."""
-        if self.group is None:
-            return self._first_order
-        order = torch.empty(len(self.params), dtype=torch.int32)
-        home = self.placement.host(0)
-        if self.group.rank == home:
-            order = torch.tensor(self._first_order, dtype=torch.int32)
-        self.group.broadcast(order, home)
-        return order.tolist()
+        assert self.generation is not None
+        orders = self.generation.fabric.gather_bytes(array("i", self._first_order).tobytes())
+        return array("i", orders[self.placement.host(0)]).tolist()
 
     # -- what a checkpoint holds -------------------------------------------------------------------------------------
 
-    def shared_state(self) -> dict[str, Any]:
-        """What is equal on all workers, apart from the user's own objects."""
+    def shared_state(self, light: bool = False) -> dict[str, Any]:
+        """What is equal on all workers, apart from the user's own objects; `light` without gradients that the script
+        clears before it uses them."""
+        grads = self.step_done and not (light and self._clears_first)
         return {
             "layout": self.layout.state(),
             "syncs_buffers": self.syncs_buffers,
             "static_usage": self._static_usage,
-            "grads": [p.grad for p in self.params] if self.step_done else None,
+            "grads": [p.grad for p in self.params] if grads else None,
             "clears_first": self._clears_first,
         }
 
@@ -663,17 +713,78 @@ class VirtualEngine:
             p.grad = None if g is None else g.clone().to(p.device)
         self._stale_reducer = True
 
+    # -- contexts on desks -------------------------------------------------------------------------------------------
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether virtual workers hold gradients that no step has used yet: too much to be copied at every step."""
+        return any(context.grads is not None for context in self.contexts.values())
+
+    def pack_context(self, v: int, loaders: Sequence[Any]) -> bytes:
+        """Virtual worker v's context; `loaders` pack their part of it."""
+        if v == self.resident:
+            self._save_resident()
+        context = self.contexts[v]
+        writer = ContextWriter()
+        head = {
+            "random": pack_random(writer, context.random),
+            "buffers": [writer.add(tensor_to_bytes(flat)) for flat in context.buffers],
+            "cleared_by": sorted(context.cleared_by),
+            "used": context.used if self.options.tracks_usage else [],
+            "loaders": [feed.pack_context(v, writer) for feed in loaders],
+        }
+        return writer.close(head)
+
+    def unpack_context(self, v: int, record: bytes, loaders: Sequence[Any]) -> None:
+        reader = ContextReader(record)
+        head = reader.head
+        random = unpack_random(reader, head["random"])
+        buffers = self._unpack_buffers(reader)
+        self.contexts[v] = VirtualContext(
+            random, buffers, cleared_by=set(head["cleared_by"]), used=head["used"] or [False] * len(self.params)
+        )
+        for feed, state in zip(loaders, head["loaders"], strict=True):
+            feed.unpack_context(v, state, reader)
+
+    def _unpack_buffers(self, reader: ContextReader) -> Saved:
+        sizes = reader.head["buffers"]
+        return [tensor_from_bytes(reader.take(n), flat) for n, flat in zip(sizes, self.buffers.flats, strict=True)]
+
+    def adopt_contexts(self, desks: Sequence[Desk], loaders: Sequence[Any], missing: Callable[[int], None]) -> None:
+        """Takes the local virtual workers' contexts from the desks, as of the last recovery point."""
+        self.contexts = {}
+        self.resident = None
+        self.apart = True
+        for v in self.order:
+            found = newest_context(desks, v, self.point)
+            if found is None:
+                missing(v)
+            else:
+                self.unpack_context(v, found[0], loaders)
+
+    def forget_context(self, keep: Sequence[int]) -> None:
+        """Virtual workers that now live elsewhere."""
+        if self.resident is not None and self.resident not in keep:
+            self._save_resident()
+            self.resident = None
+        self.contexts = {v: context for v, context in self.contexts.items() if v in keep}
+
     def context_state(self, v: int) -> dict[str, Any]:
         self._save_resident()
-        context = self.contexts[v]
-        return {
-            "random": context.random.state(),
-            "buffers": context.buffers,
-            "grads": context.grads,
-            "in_bucket": context.in_bucket,
-            "cleared_by": sorted(context.cleared_by),
-            "used": context.used,
-        }
+        return _state_of(self.contexts[v])
+
+    def state_of_record(self, record: bytes, loaders: Sequence[Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """What a record on a desk would be in a checkpoint: the context, and each loader's part of it."""
+        reader = ContextReader(record)
+        head = reader.head
+        context = VirtualContext(
+            unpack_random(reader, head["random"]),
+            self._unpack_buffers(reader),
+            cleared_by=set(head["cleared_by"]),
+            used=head["used"] or [False] * len(self.params),
+        )
+        parts = [feed.state_of_record(part, reader) for feed, part in zip(loaders, head["loaders"], strict=True)]
+        return _state_of(context), parts
 
     def load_context(self, v: int, state: dict[str, Any]) -> None:
         grads = state["grads"]
@@ -688,5 +799,16 @@ class VirtualEngine:
             set(state["cleared_by"]),
             list(state["used"]),
         )
-        self._apart = True
-        self._resident = None
+        self.apart = True
+        self.resident = None
+
+
+def _state_of(context: VirtualContext) -> dict[str, Any]:
+    return {
+        "random": context.random.state(),
+        "buffers": context.buffers,
+        "grads": context.grads,
+        "in_bucket": context.in_bucket,
+        "cleared_by": sorted(context.cleared_by),
+        "used": context.used,
+    }

@@ -12,17 +12,24 @@ import numpy as np
 import torch
 
 from concertina.core.env import WorkerEnv
-from concertina.core.errors import ConcertinaError, EnvironmentMismatch, UsageError
-from concertina.core.messages import EXIT_FAILED, EXIT_HANDED_OVER, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from concertina.core.errors import ConcertinaError, EnvironmentMismatch, StateLost, UsageError
+from concertina.core.messages import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_LEFT,
+    EXIT_OK,
+    EXIT_STATE_LOST,
+    EXIT_USAGE,
+)
 from concertina.runtime import session as session_module
 from concertina.runtime.events import EventPipe
-from concertina.runtime.interrupts import EndOfRun, HandedOver, stop_request
+from concertina.runtime.interrupts import EndOfRun, Left, stop_request
 
 
 def run_script(script: str, args: list[str]) -> int:
     """Executes `script` as `__main__` and returns the worker's exit code."""
     env = WorkerEnv.from_environ(os.environ)
-    events = EventPipe(env.events_fd, env.worker, env.generation)
+    events = EventPipe(env.events_fd, env.worker)
     stop_request.install()
     _as_fresh_process(env)
     sys.argv = [script, *args]
@@ -65,6 +72,8 @@ def _explain(error: BaseException, events: EventPipe) -> int:
     if isinstance(error, ConcertinaError):
         print(f"concertina: {error}", file=sys.stderr)
         usage = isinstance(error, UsageError | EnvironmentMismatch)
+        if isinstance(error, StateLost):
+            return EXIT_STATE_LOST
         events.emit("failed", error=str(error), usage=usage, kind=type(error).__name__)
         return EXIT_USAGE if usage else EXIT_FAILED
     traceback.print_exception(error)
@@ -114,7 +123,7 @@ def _close_session(code: int, events: EventPipe) -> int:
             return EXIT_USAGE
         return code
     if current.end is not None:
-        code = EXIT_HANDED_OVER if isinstance(current.end, HandedOver) else EXIT_INTERRUPTED
+        code = EXIT_LEFT if isinstance(current.end, Left) else EXIT_INTERRUPTED
     elif code == EXIT_OK:
         try:
             current.close_pass()

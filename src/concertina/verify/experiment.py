@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from concertina.core.errors import JobFailed, UsageError
-from concertina.runner import Listener, Report, RunSettings, parse_changes
+from concertina.report import Report
+from concertina.runner import Listener, RunSettings, parse_changes
 from concertina.verify.causes import GENERATOR_NAMES, Case, Cause, diagnose
 from concertina.verify.compare import (
     Difference,

@@ -1,0 +1,75 @@
+"""Starting a job's master, talking to it, and replacing it when it dies."""
+
+import contextlib
+import os
+import queue
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from concertina.core.errors import JobFailed
+from concertina.master.link import MasterLink
+from concertina.master.service import LAUNCHER, JobSpec, spec_key
+from concertina.store import open_store
+
+QUICK_SECONDS, MOST_QUICK = 2.0, 5  # a master that ends at once, again and again, is a defect
+
+StartMaster = Callable[[Mapping[str, str]], None]
+
+
+class MasterKeeper:
+    """Keeps a master in office for one job."""
+
+    def __init__(self, folder: Path, spec: JobSpec, start: StartMaster) -> None:
+        self.store = f"sqlite:{folder / 'store.db'}"
+        self.job = "job"
+        self.key = secrets.token_hex(16)
+        self.starts = 0
+        self._start_process = start
+        self._started_at = 0.0
+        self._quick = 0
+        self._heard: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+        self.wake_fd, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        with open_store(self.store) as store:
+            store.put(spec_key(self.job), spec.to_json().encode())
+        self._start()
+        self._link = MasterLink(self.store, self.job, self.key, LAUNCHER, self._on_message)
+        self._link.start()
+
+    def _start(self) -> None:
+        self.starts += 1
+        self._started_at = time.monotonic()
+        self._start_process({"CONCERTINA_STORE": self.store, "CONCERTINA_JOB": self.job, "CONCERTINA_KEY": self.key})
+
+    def ended(self, code: int) -> None:
+        """The master has ended; if its work was not done, another takes over when the lease has run out."""
+        if code == 0:
+            return
+        quick = code > 0 and time.monotonic() - self._started_at < QUICK_SECONDS
+        self._quick = self._quick + 1 if quick else 0
+        if self._quick >= MOST_QUICK:
+            raise JobFailed("the master ends as soon as it is started; see master.log among the logs")
+        self._start()
+
+    def say(self, **body: Any) -> None:
+        self._link.say(**body)
+
+    def _on_message(self, body: Mapping[str, Any]) -> None:
+        self._heard.put(body)
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b".")
+
+    def heard(self) -> Iterator[Mapping[str, Any]]:
+        while True:
+            try:
+                yield self._heard.get_nowait()
+            except queue.Empty:
+                return
+
+    def close(self) -> None:
+        self._link.close()
+        os.close(self.wake_fd)
+        os.close(self._wake_write)

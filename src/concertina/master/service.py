@@ -1,0 +1,360 @@
+"""The master as a process: a socket, a store and a clock around the pure machine.
+
+    python -m concertina.master.service
+
+It is told through its environment which job is its own. One master acts at a time: the holder of a lease, whose fencing
+number goes with every command, so that workers never obey an older one. After every transition the state, and what has
+been said but not confirmed, goes into the store before any word of it goes out; a new master reads it and goes on.
+Training needs no master between changes.
+"""
+
+import hmac
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from concertina.core.channel import Channel
+from concertina.core.errors import ConcertinaError, Deposed, StoreError
+from concertina.core.process import die_with_parent
+from concertina.master import machine, state_json
+from concertina.store import Leadership, Store, open_store
+
+TTL_SECONDS = 1.5  # of the leader's lease
+POLL_MS = 50
+LAUNCHER = "launcher"
+LINGER_SECONDS = 5.0  # a master whose job is over stays this long for the last confirmations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What a master must know of its job before anything has happened."""
+
+    virtual: int
+    workers: int
+    schedule: tuple[tuple[int, int], ...] = ()
+    at_step: int = 0
+    minimum: int = 1
+    resume: bool = False
+    silence_s: float = 10.0  # a worker that says nothing for so long is taken for lost
+
+    def to_json(self) -> str:
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return json.dumps(fields)
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "JobSpec":
+        raw = json.loads(text)
+        return cls(**{**raw, "schedule": tuple((step, workers) for step, workers in raw["schedule"])})
+
+
+def spec_key(job: str) -> str:
+    return f"jobs/{job}/spec"
+
+
+def state_key(job: str) -> str:
+    return f"jobs/{job}/state"
+
+
+def address_key(job: str) -> str:
+    """Where workers find the master: its address and fencing number."""
+    return f"jobs/{job}/master"
+
+
+class MasterService:
+    """One master's time in office."""
+
+    def __init__(self, store: Store, job: str, key: str, leadership: Leadership) -> None:
+        self._store = store
+        self._job = job
+        self._key = key
+        self._leadership = leadership
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self._address = f"tcp://127.0.0.1:{port}"
+        self._peers: dict[str, bytes] = {}  # name -> connection
+        self._heard: dict[str, float] = {}
+        self._channels: dict[str, Channel] = {}
+        self._doomed: set[int] = set()  # silent workers whose end was ordered
+        self._over_since = 0.0
+        self._spec, self._state = self._take_over()
+
+    def _take_over(self) -> tuple[JobSpec, machine.State]:
+        found = self._store.get(spec_key(self._job))
+        if found is None:
+            raise ConcertinaError(f"the store knows no job {self._job!r}")
+        spec = JobSpec.from_json(found.value)
+        saved = self._store.get(state_key(self._job))
+        if saved is not None:
+            raw = json.loads(saved.value)
+            self._channels = {name: Channel.from_json(c) for name, c in raw["channels"].items()}
+            state = state_json.load(raw["state"])
+            self._save(state)
+        else:
+            schedule = tuple(machine.Change(step, workers) for step, workers in spec.schedule)
+            state, commands = machine.start(
+                spec.virtual, spec.workers, schedule, spec.at_step, spec.minimum, spec.resume
+            )
+            frames = self._put(commands)
+            self._save(state)
+            self._send(frames)
+        place = json.dumps({"address": self._address, "fence": self._leadership.fence})
+        self._leadership.put_fenced(address_key(self._job), place.encode())
+        now = time.monotonic()
+        self._heard = {_name(n): now for n in state.workers}
+        return spec, state
+
+    def _save(self, state: machine.State) -> None:
+        channels = {name: channel.to_json() for name, channel in self._channels.items()}
+        blob = json.dumps({"state": state_json.dump(state), "channels": channels})
+        self._leadership.put_fenced(state_key(self._job), blob.encode())
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Until the job is over and everybody knows it. Raises Deposed when another master has taken over."""
+        try:
+            while not self._done():
+                self._renew()
+                if self._socket.poll(POLL_MS):
+                    self._receive()
+                self._say_again()
+                self._look_for_silence()
+        finally:
+            self._socket.close()
+            self._context.term()
+
+    def _done(self) -> bool:
+        if self._state.phase not in machine.OVER:
+            return False
+        launcher = self._channels.get(LAUNCHER)
+        self._over_since = self._over_since or time.monotonic()
+        confirmed = launcher is not None and not launcher.unconfirmed
+        return confirmed or time.monotonic() - self._over_since > LINGER_SECONDS
+
+    def _renew(self) -> None:
+        from concertina.store.clock import since_boot
+
+        if since_boot() >= self._leadership.renew_at:
+            self._leadership.renew()
+        self._leadership.check()
+
+    def _receive(self) -> None:
+        for _ in range(256):
+            try:
+                peer, payload = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            except ValueError:
+                continue
+            frame = _decode(payload, self._key)
+            if frame is not None:
+                self._on_frame(peer, frame)
+
+    def _on_frame(self, peer: bytes, frame: dict[str, Any]) -> None:
+        name = frame["from"]
+        self._peers[name] = peer
+        self._heard[name] = time.monotonic()
+        channel = self._channels.setdefault(name, Channel())
+        body = channel.take(frame)
+        if body is not None:
+            self._on_message(name, body)
+        elif "beat" in frame and name != LAUNCHER:
+            beat = frame["beat"]
+            self._transition(machine.Progressed(_number(name), beat["step"], beat["pace"]), save=False)
+        self._send([(name, channel.nod())])
+
+    def _on_message(self, name: str, body: Any) -> None:
+        event = event_of(name, body)
+        if event is None:
+            return
+        self._transition(event)
+
+    def _transition(self, event: machine.Event, save: bool = True) -> None:
+        before = self._state
+        self._state, commands = machine.handle(before, event)
+        frames = self._put(commands)
+        if self._state.phase in machine.OVER and before.phase not in machine.OVER:
+            frames += self._put_raw(
+                LAUNCHER,
+                {
+                    "op": "over",
+                    "phase": self._state.phase,
+                    "exit": self._state.exit_code,
+                    "failure": self._state.failure,
+                },
+            )
+        if save or commands:
+            self._save(self._state)
+        self._send(frames)
+
+    # -- words out ---------------------------------------------------------------------------------------------------
+
+    def _put(self, commands: tuple[machine.Command, ...]) -> list[tuple[str, dict[str, Any]]]:
+        frames: list[tuple[str, dict[str, Any]]] = []
+        for command in commands:
+            for name, body in words_of(command):
+                frames += self._put_raw(name, body)
+        return frames
+
+    def _put_raw(self, name: str, body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        channel = self._channels.setdefault(name, Channel())
+        return [(name, channel.say(body, time.monotonic()))]
+
+    def _say_again(self) -> None:
+        now = time.monotonic()
+        for name, channel in self._channels.items():
+            if name in self._peers:
+                self._send([(name, frame) for frame in channel.again(now)])
+
+    def _send(self, frames: list[tuple[str, dict[str, Any]]]) -> None:
+        for name, frame in frames:
+            peer = self._peers.get(name)
+            if peer is None:
+                continue  # it will be said again when we hear of it
+            frame = {**frame, "fence": self._leadership.fence, "key": self._key}
+            self._socket.send_multipart([peer, json.dumps(frame).encode()], zmq.NOBLOCK)
+
+    def _look_for_silence(self) -> None:
+        """A worker that is stuck or cut off is ended; only then is it surely gone, and the others may go on."""
+        now = time.monotonic()
+        for number, worker in self._state.workers.items():
+            heard = self._heard.setdefault(_name(number), now)
+            silent = worker.desk and now - heard > self._spec.silence_s
+            if silent and number not in self._doomed:
+                self._doomed.add(number)
+                reason = f"worker {number} gave no sign of life for {self._spec.silence_s:g} s"
+                self._send(self._put((machine.KillWorkers((number,), reason),)))
+
+
+def _name(worker: int) -> str:
+    return f"worker-{worker}"
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("worker-"))
+
+
+def _decode(payload: bytes, key: str) -> dict[str, Any] | None:
+    """A frame of one who knows the job's key; anything else is nobody's."""
+    try:
+        frame = json.loads(payload)
+        if not hmac.compare_digest(str(frame["key"]), key) or not isinstance(frame["from"], str):
+            return None
+        if frame["from"] != LAUNCHER:
+            _number(frame["from"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    result: dict[str, Any] = frame
+    return result
+
+
+def event_of(name: str, body: Any) -> machine.Event | None:
+    """A message as an event of the machine."""
+    op = body["op"]
+    if name == LAUNCHER:
+        return _launcher_event(op, body)
+    worker = _number(name)
+    if op == "arrived":
+        return machine.WorkerArrived(worker, body["post"], body["desk"])
+    if op == "offered":
+        return machine.PostOffered(worker, body["post"])
+    if op == "ready":
+        return machine.NewcomerReady(worker)
+    if op == "built":
+        return machine.Built(worker, body["generation"])
+    if op == "build_failed":
+        return machine.BuildFailed(worker, body["generation"], body["error"])
+    if op == "synced":
+        return machine.Synced(worker, body["generation"])
+    if op == "switched":
+        return machine.Switched(worker, body["generation"], body["step"])
+    if op == "stopped":
+        return machine.Stopped(worker, body["generation"], body["step"])
+    if op == "dropped":
+        return machine.Dropped(worker, body["generation"])
+    return None
+
+
+def _launcher_event(op: str, body: Any) -> machine.Event | None:
+    if op == "exited":
+        return machine.WorkerExited(body["worker"], body["code"])
+    if op == "failed":
+        return machine.WorkerFailed(body["worker"], body["error"])
+    if op == "interrupt":
+        return machine.InterruptAsked()
+    if op == "resize":
+        return machine.ResizeAsked(body["request"], body["workers"])
+    if op == "remove":
+        return machine.RemovalAsked(body["request"], tuple(body["workers"]), body["replaced"], body["reason"])
+    return None
+
+
+def words_of(command: machine.Command) -> list[tuple[str, dict[str, Any]]]:
+    """A command as messages: to whom, and what."""
+    if isinstance(command, machine.StartWorker):
+        fields = {name: getattr(command, name) for name in command.__dataclass_fields__}
+        return [(LAUNCHER, {"op": "start", **fields})]
+    if isinstance(command, machine.KillWorkers):
+        return [(LAUNCHER, {"op": "kill", "workers": list(command.workers), "reason": command.reason})]
+    if isinstance(command, machine.AskToStop):
+        return [(LAUNCHER, {"op": "stop", "reason": command.reason})]
+    if isinstance(command, machine.TellStory):
+        return [(LAUNCHER, {"op": "story", "event": command.event, **command.fields})]
+    if isinstance(command, machine.Answer):
+        answer = {"request": command.request, "accepted": command.accepted, "reason": command.reason}
+        return [(LAUNCHER, {"op": "answer", **answer})]
+    return [(_name(n), _word(command)) for n in command.to]
+
+
+def _word(
+    command: machine.Form | machine.Arm | machine.Abandon | machine.Release | machine.TellLost | machine.Dismiss,
+) -> dict[str, Any]:
+    if isinstance(command, machine.Form):
+        return {"op": "form", "formation": command.formation.to_json(), "at_once": command.at_once}
+    if isinstance(command, machine.Arm):
+        return {"op": "arm", "generation": command.generation}
+    if isinstance(command, machine.Abandon):
+        return {"op": "abandon", "generation": command.generation}
+    if isinstance(command, machine.Release):
+        return {"op": "release"}
+    if isinstance(command, machine.TellLost):
+        return {"op": "lost", "lost": list(command.lost)}
+    return {"op": "dismiss"}
+
+
+def main() -> int:
+    """Wait for the lease, then serve until the job is over or somebody else is master."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for whoever started us
+    job, key = os.environ["CONCERTINA_JOB"], os.environ["CONCERTINA_KEY"]
+    ttl = float(os.environ.get("CONCERTINA_LEASE_S", TTL_SECONDS))
+    with open_store(os.environ["CONCERTINA_STORE"]) as store:
+        parent = os.getppid()
+        while os.getppid() == parent:
+            leadership = Leadership.acquire(store, f"master-{job}", ttl, holder=str(os.getpid()), wait_s=5.0)
+            if leadership is None:
+                continue
+            print(f"master {os.getpid()} in office, fence {leadership.fence}", file=sys.stderr, flush=True)
+            try:
+                MasterService(store, job, key, leadership).serve()
+            except Deposed as error:
+                print(error, file=sys.stderr, flush=True)
+                continue
+            except StoreError as error:
+                print(f"store: {error}", file=sys.stderr, flush=True)
+                continue
+            leadership.resign()
+            return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

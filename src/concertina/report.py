@@ -1,0 +1,172 @@
+"""What a run leaves behind: its report by generation, and the proof that every sample was trained on once."""
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from concertina.core.sample_ledger import SampleLedger
+
+RECENT = 32  # steps whose usual length a pause is measured against
+
+
+@dataclass(slots=True)
+class Generation:
+    """One row of the report."""
+
+    generation: int
+    step: int
+    workers: int
+    reason: str
+    stop_s: float = 0.0  # of the gap between the last step before and the first step after, what exceeds a usual step
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Report:
+    """What `--report` writes."""
+
+    virtual: int
+    scaling: str = "consistent"
+    steps: int = 0
+    epochs: int = 0
+    reduction: str = ""
+    generations: list[Generation] = field(default_factory=list)
+    samples: list[dict[str, int]] = field(default_factory=list)
+    exit: int = 0
+    error: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [
+            {
+                "generation": g.generation,
+                "step": g.step,
+                "workers": g.workers,
+                "reason": g.reason,
+                "stop_s": round(g.stop_s, 4),
+                "phases": {name: round(seconds, 4) for name, seconds in g.phases.items()},
+            }
+            for g in self.generations
+        ]
+        return {
+            "steps": self.steps,
+            "epochs": self.epochs,
+            "virtual": self.virtual,
+            "scaling": self.scaling,
+            "reduction": self.reduction,
+            "generations": rows,
+            "samples": self.samples,
+            "exit": self.exit,
+            "error": self.error,
+        }
+
+
+class SampleBook:
+    """The ledger of a run, fed by what workers report of their passes.
+
+    Several workers may report the same rounds; a batch that was trained on in two different rounds is what must not be.
+    """
+
+    def __init__(self) -> None:
+        self._spans: dict[tuple[int, int, int, int], list[tuple[int, int]]] = {}  # pass and lag -> batches
+        self._passes: dict[tuple[int, int, int], Mapping[str, Any]] = {}
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        place = (event["epoch"], event["loader"], event["turn"])
+        lag = event["round"] - event["first"]  # the same for all batches of a pass that went on undisturbed
+        self._spans.setdefault((*place, lag), []).append((event["first"], event["end"]))
+        self._passes[place] = event
+
+    def rows(self) -> list[dict[str, int]]:
+        """Per epoch and loader: samples expected, seen, duplicated and missed."""
+        ledger = SampleLedger()
+        for (epoch, loader, turn), event in self._passes.items():
+            for v in range(event["virtual"]):
+                ledger.expect(epoch, v, event["expected"], loader=loader, turn=turn)
+        for (epoch, loader, turn, lag), spans in sorted(self._spans.items()):
+            event = self._passes[epoch, loader, turn]
+            for first, end in _joined(spans):
+                lo, hi = (_position(batch, event) for batch in (first, end))
+                for v in range(event["virtual"]):
+                    ledger.record(epoch, lag + end, v, lo, hi, loader=loader, turn=turn)
+        return ledger.rows()
+
+
+def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    out: list[tuple[int, int]] = []
+    for first, end in sorted(spans):
+        if out and first <= out[-1][1]:
+            out[-1] = (out[-1][0], max(end, out[-1][1]))
+        elif end > first:
+            out.append((first, end))
+    return out
+
+
+def _position(batch: int, event: Mapping[str, Any]) -> int:
+    """Where a batch begins among a virtual worker's samples: all batches are full but the last."""
+    return int(min(event["expected"], batch * event["size"]))
+
+
+class GenerationBook:
+    """Follows the story of the generations: who started when, how long each part of a change took."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._begun: dict[int, float] = {}  # generation -> when its change was begun
+        self._joiners: dict[int, int] = {}  # worker -> generation that it is to join
+        self._phases: dict[int, dict[str, float]] = {}
+        self._last_sign: dict[int, float] = {}  # by worker
+        self._gaps: deque[float] = deque(maxlen=RECENT)
+        self._last_step = (0, 0.0)  # step and when it was done
+
+    def story(self, story: Mapping[str, Any]) -> None:
+        if story["event"] == "change_begun":
+            for worker in story["joiners"]:
+                self._joiners[worker] = story["generation"]
+        elif story["event"] == "generation_started":
+            row = Generation(story["generation"], story["step"], story["workers"], story["reason"])
+            row.phases = self._phases.setdefault(row.generation, {})
+            self._report.generations.append(row)
+            if len(self._report.generations) == 1:
+                self._joiners = dict.fromkeys(story["members"], row.generation)
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        kind, worker = event["event"], event.get("worker", -1)
+        phase = PHASES.get(kind)
+        if kind == "step":
+            self._note_step(event)
+        elif kind == "worker_started":
+            self._last_sign[worker] = event["at"]
+        elif phase is not None and worker in self._last_sign and worker in self._joiners:
+            took = event["at"] - self._last_sign[worker]
+            self._last_sign[worker] = event["at"]
+            found = self._phases.setdefault(self._joiners[worker], {})
+            found[phase] = max(found.get(phase, 0.0), took)
+        if kind == "changed_over":
+            found = self._phases.setdefault(event["joined"], {})
+            found["switch"] = max(found.get("switch", 0.0), event["seconds"])
+
+    def _note_step(self, event: Mapping[str, Any]) -> None:
+        step, at = event["step"], event["at"]
+        before, then = self._last_step
+        self._last_step = (step, at)
+        if step != before + 1 or not then:
+            return
+        gap = at - then
+        changed = [row for row in self._report.generations[1:] if row.step == before]
+        if changed:
+            usual = statistics.median(self._gaps) if self._gaps else 0.0
+            changed[-1].stop_s = max(0.0, gap - usual)
+        self._gaps.append(gap)
+
+
+# What a worker's sign says has just ended.
+PHASES = {
+    "joined": "import",
+    "prepared": "build",
+    "following": "wait",
+    "copied": "snapshot",
+    "synced": "catch-up",
+    "training": "first pass",
+}

@@ -1,0 +1,186 @@
+"""What a worker keeps where the others can read it, for as long as it lives and after.
+
+* Its virtual workers' *contexts* as they were after every step, so that somebody else can go on with them should this
+  worker end. The last few are kept: a worker may die while it writes.
+* A *clock* that is odd while parameters or optimizer state change and otherwise says how many steps they have seen, so
+  that another process can read them from this one's memory and know what it has read.
+* Its *place* in the data, and what a newcomer needs to follow step by step.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from concertina.runtime.segments import Segment
+
+SLOTS = 4  # records kept per virtual worker
+META = 1 << 16  # bytes for what a follower needs of one step
+METAS = 4  # steps of it that are kept
+
+_CLOCK, _PUBLISHED, _ROUND, _SWITCH_GENERATION, _SWITCH_STEP, _LAYOUT = 0, 1, 2, 3, 4, 5
+_PLACE = 8  # epoch, loader, pass, batch
+_HANDED = 16  # length of the address of the state handed over, and the address
+_WORDS = 64
+_SLOT_WORDS = 4  # number, final, length, sequence
+
+
+class Desk:
+    """One worker's shared memory. The worker writes, the others read."""
+
+    def __init__(self, segment: Segment, virtual: int, capacity: int) -> None:
+        self.segment = segment
+        self._virtual = virtual
+        self._capacity = capacity
+        self.words = memoryview(segment.memory).cast("q")
+        self._heads = _WORDS
+        self._metas_at = 8 * (_WORDS + virtual * SLOTS * _SLOT_WORDS)
+        self._records_at = self._metas_at + METAS * META
+        self._written = [0] * virtual
+
+    @classmethod
+    def create(cls, virtual: int, capacity: int) -> "Desk":
+        """`capacity` bytes per context; memory that is never written is never used."""
+        capacity = -(-capacity // 64) * 64
+        size = 8 * (_WORDS + virtual * SLOTS * _SLOT_WORDS) + METAS * META + virtual * SLOTS * capacity
+        return cls(Segment.create(size), virtual, capacity)
+
+    @classmethod
+    def open(cls, address: str, virtual: int) -> "Desk":
+        segment = Segment.open(address)
+        fixed = 8 * (_WORDS + virtual * SLOTS * _SLOT_WORDS) + METAS * META
+        capacity = (segment.size - fixed) // (virtual * SLOTS)
+        return cls(segment, virtual, capacity // 64 * 64)
+
+    # -- contexts of virtual workers ---------------------------------------------------------------------------------
+
+    def put_context(self, v: int, number: int, record: bytes, final: bool) -> bool:
+        """Keeps virtual worker v's context of recovery point `number`; False if there is no room for it."""
+        if len(record) > self._capacity:
+            return False
+        slot = self._written[v] % SLOTS
+        self._written[v] += 1
+        head, at = self._head(v, slot), self._record(v, slot)
+        self.words[head] = -1  # torn until the last line
+        self.segment.memory[at : at + len(record)] = record
+        self.words[head + 1] = int(final)
+        self.words[head + 2] = len(record)
+        self.words[head + 3] = self._written[v]
+        self.words[head] = number
+        return True
+
+    def make_final(self, v: int, number: int) -> bool:
+        """The newest record of that recovery point stays as it is; False if there is none."""
+        head = self._head(v, (self._written[v] - 1) % SLOTS)
+        if self.words[head] != number:
+            return False
+        self.words[head + 1] = 1
+        return True
+
+    def context(self, v: int, number: int) -> tuple[bytes, bool] | None:
+        """The newest record of that recovery point, and whether it is final."""
+        found = []
+        for slot in range(SLOTS):
+            head = self._head(v, slot)
+            if self.words[head] == number:
+                found.append((self.words[head + 3], slot))
+        if not found:
+            return None
+        slot = max(found)[1]
+        head, at = self._head(v, slot), self._record(v, slot)
+        return self.segment.memory[at : at + self.words[head + 2]], bool(self.words[head + 1])
+
+    def _head(self, v: int, slot: int) -> int:
+        return self._heads + (v * SLOTS + slot) * _SLOT_WORDS
+
+    def _record(self, v: int, slot: int) -> int:
+        return self._records_at + (v * SLOTS + slot) * self._capacity
+
+    # -- the clock ---------------------------------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> int:
+        return self.words[_CLOCK]
+
+    @clock.setter
+    def clock(self, value: int) -> None:
+        self.words[_CLOCK] = value
+
+    # -- where in the data, for those who follow ---------------------------------------------------------------------
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Epoch, loader, pass of this epoch, batch. A loader of -1: between passes."""
+        epoch, loader, number, batch = self.words[_PLACE : _PLACE + 4]
+        return epoch, loader, number, batch
+
+    @place.setter
+    def place(self, value: tuple[int, int, int, int]) -> None:
+        for k, word in enumerate(value):
+            self.words[_PLACE + k] = word
+
+    @property
+    def layout(self) -> int:
+        """Counts up whenever the memory that others read from has moved."""
+        return self.words[_LAYOUT]
+
+    def moved(self) -> None:
+        self.words[_LAYOUT] += 1
+
+    # -- what a follower needs of a step -----------------------------------------------------------------------------
+
+    def publish(self, step: int, meta: Mapping[str, Any]) -> None:
+        """The gradients of `step`, as the optimizer takes them, lie where `describe` said."""
+        data = json.dumps(meta).encode()
+        if len(data) + 8 > META:
+            data = json.dumps({"too_long": True}).encode()
+        at = self._metas_at + (step % METAS) * META
+        self.segment.memory[at + 8 : at + 8 + len(data)] = data
+        self.words[at // 8] = len(data)
+        self.words[_PUBLISHED] = step
+
+    @property
+    def published(self) -> int:
+        return self.words[_PUBLISHED]
+
+    def meta(self, step: int) -> dict[str, Any]:
+        at = self._metas_at + (step % METAS) * META
+        found: dict[str, Any] = json.loads(self.segment.memory[at + 8 : at + 8 + self.words[at // 8]])
+        return found
+
+    # -- the change to another generation ----------------------------------------------------------------------------
+
+    def announce_switch(self, generation: int, step: int, address: str) -> None:
+        """After `step` this generation is over; the state that is not on anybody's desk lies at `address`."""
+        raw = address.encode()
+        self.words[_HANDED] = len(raw)
+        self.segment.memory[8 * (_HANDED + 1) : 8 * (_HANDED + 1) + len(raw)] = raw
+        self.words[_SWITCH_STEP] = step
+        self.words[_SWITCH_GENERATION] = generation
+
+    @property
+    def switch(self) -> tuple[int, int, str]:
+        """Generation and step of the newest change announced here, and where the state is; zeros before any."""
+        generation, step, size = self.words[_SWITCH_GENERATION], self.words[_SWITCH_STEP], self.words[_HANDED]
+        raw = self.segment.memory[8 * (_HANDED + 1) : 8 * (_HANDED + 1) + size]
+        return generation, step, raw.decode()
+
+    @property
+    def round(self) -> int:
+        """The recovery point that was written last."""
+        return self.words[_ROUND]
+
+    @round.setter
+    def round(self, value: int) -> None:
+        self.words[_ROUND] = value
+
+
+def newest_context(desks: Sequence[Desk], v: int, number: int) -> tuple[bytes, bool] | None:
+    """Virtual worker v's context at a recovery point, from whichever desk has it; a final one before another."""
+    found = [record for desk in desks if (record := desk.context(v, number)) is not None]
+    return max(found, key=lambda record: record[1], default=None)
+
+
+def is_final(desk: Desk, v: int, number: int) -> bool:
+    """Whether the context of that recovery point is there as it will stay."""
+    found = desk.context(v, number)
+    return found is not None and found[1]

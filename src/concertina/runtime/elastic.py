@@ -1,0 +1,285 @@
+"""What the workers of a job agree on at every step, and how they change or lose members between two steps.
+
+Once per round all members meet. That meeting commits the step: whoever passed it may let the optimizer act, and by the
+rule of the posts (`fabric.py`) either all survivors of a crash have passed it or none has. Wishes, votes and
+fingerprints travel with it, so agreeing costs nothing more. A *recovery point* is the state after a round that counted,
+or at the beginning of a pass; each worker keeps its virtual workers' contexts of it where the others can read them.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from concertina.core.errors import DivergenceError, StateLost
+from concertina.runtime.desk import Desk, is_final, newest_context
+from concertina.runtime.digest import ParameterDigest
+from concertina.runtime.handover import hand_over
+from concertina.runtime.interrupts import Left
+from concertina.runtime.membership import Generation, Membership
+from concertina.runtime.segments import Segment
+from concertina.runtime.virtual import VirtualEngine
+
+if TYPE_CHECKING:
+    from concertina.runtime.loader import Pass
+
+STOP, CHECKPOINT, INTERRUPT = 0, 1, 2  # wishes; one worker's is everybody's
+WISHES = 3
+HOLD_SECONDS = 120.0  # that a planned change may keep everybody waiting for newcomers
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The outcome of one meeting."""
+
+    wishes: tuple[int, ...]
+    change_to: int  # generation that all members voted for; 0: none
+
+
+class Elastic:
+    """One worker's side of agreeing, changing over and recovering."""
+
+    def __init__(self, engine: VirtualEngine, membership: Membership, desk: Desk) -> None:
+        self._engine = engine
+        self._membership = membership
+        self._desk = desk
+        self._digest = ParameterDigest(engine.layout)
+        self._digests: list[int] = []
+        self._digest_step = 0
+        self._previous: Generation | None = None  # kept until the first step of the present one counts
+        self._handed: Segment | None = None
+        self._packed: dict[int, bytes] = {}
+        self._late_draws = False  # the script draws random numbers after backward()
+        self._began_pass = False  # the last recovery point is the beginning of a pass
+        self.feeds: Callable[[], Sequence[Any]] = lambda: ()
+        self.wishes: Callable[[], list[int]] = lambda: [0] * WISHES
+        self.rest_of_state: Callable[[], dict[str, Any]] = dict
+        self.prepared: Any = None
+        self.step = 0
+        self.agreement: Agreement | None = None
+        self.sources: list[Desk] = []  # a newcomer's: of those who trained before it did
+        self.point_batch = 0  # the batch to go on with from the last recovery point
+        self.switched_at = 0.0
+
+    @property
+    def generation(self) -> Generation:
+        assert self._engine.generation is not None
+        return self._engine.generation
+
+    @property
+    def alone(self) -> bool:
+        return self.generation.fabric.size == 1
+
+    # -- the meeting of every round ----------------------------------------------------------------------------------
+
+    def fingerprint(self) -> None:
+        """Taken when a round begins, compared when it ends."""
+        self._digest_step = self.step
+        self._digests = [] if self.alone else self._digest.compute()
+
+    def agree(self, advances: bool, next_batch: int, steps: int) -> Agreement:
+        """Meets the others. With `advances`, what this round did counts from here on; `steps` optimizer steps of it."""
+        self._membership.hold(self.step + steps)
+        self._wait_for_newcomers(self.step + steps)
+        if advances:
+            self._keep_contexts(self._engine.point + 1)
+        words = [*self.wishes(), self._vote(self.step + steps), *self._digests]
+        heard = self.generation.fabric.exchange(words)
+        if advances:
+            self._engine.point += 1
+            self.point_batch = next_batch
+            self._began_pass = False
+            self._forget_previous()
+        self._compare_digests([row[WISHES + 1 :] for row in heard])
+        votes = {row[WISHES] for row in heard}
+        wishes = tuple(max(column) for column in list(zip(*heard, strict=True))[:WISHES])
+        self.agreement = Agreement(wishes, votes.pop() if len(votes) == 1 else 0)
+        return self.agreement
+
+    def _vote(self, step: int) -> int:
+        vote, wanted = self._membership.vote, self._membership.wanted
+        if not vote or wanted is None or step < wanted.hold_at:
+            return 0
+        if not wanted.joiners or not self.is_main:
+            return vote
+        return vote if self._newcomers_follow() else 0
+
+    def _wait_for_newcomers(self, step: int) -> None:
+        """At the step of a planned change, and only there: it takes place after this step."""
+        wanted = self._membership.wanted
+        if wanted is None or not wanted.hold_at or step < wanted.hold_at or not self.is_main or not wanted.joiners:
+            return
+        until = time.monotonic() + HOLD_SECONDS
+        while self._membership.vote == wanted.generation and not self._newcomers_follow():
+            if time.monotonic() > until:
+                return
+            time.sleep(2e-4)
+
+    def _newcomers_follow(self) -> bool:
+        """Whether every newcomer stands where we stand, at most a step behind: only then will nobody wait for it."""
+        wanted, pending = self._membership.wanted, self._membership.pending
+        if wanted is None or self._membership.number not in wanted.members:
+            return True  # the main worker leaves; another one's vote would do, but newcomers have been synced once
+        if pending is None:
+            return False
+        here = self._desk.place[:3]
+        for number in wanted.joiners:
+            desk = pending.desks[number]
+            if desk.place[:3] != here or desk.clock < 2 * (self.step - 1):
+                return False
+        return True
+
+    @property
+    def is_main(self) -> bool:
+        return 0 in self.generation.placement.workers[self.generation.rank]
+
+    def _compare_digests(self, rows: list[list[int]]) -> None:
+        for row in rows[1:]:
+            for bucket, (ours, theirs) in enumerate(zip(rows[0], row, strict=True)):
+                if ours != theirs:
+                    self._raise_divergence(bucket)
+
+    def _raise_divergence(self, bucket: int) -> None:
+        engine = self._engine
+        names = [engine.names[i] for i in engine.layout.buckets[bucket]]
+        raise DivergenceError(
+            f"the workers' parameters differ after step {self._digest_step}, in bucket {bucket} ({', '.join(names[:4])}"
+            f"{', ...' if len(names) > 4 else ''}): something changes them on some workers only"
+        )
+
+    # -- recovery points ---------------------------------------------------------------------------------------------
+
+    def begin_pass(self, batch: int) -> None:
+        """All local virtual workers have drawn what a new pass draws."""
+        self._keep_contexts(self._engine.point + 1)
+        self._engine.point += 1
+        self.point_batch = batch
+        self._began_pass = True
+        self.make_final()
+
+    def _keep_contexts(self, number: int) -> None:
+        if self.alone and self._membership.wanted is None:
+            self._packed = {}
+            return  # nobody could go on from them
+        feeds = self.feeds()
+        for v in self._engine.order:
+            packed = self._engine.pack_context(v, feeds)
+            self._packed[v] = packed
+            self._put(v, number, packed, final=False)
+
+    def make_final(self) -> None:
+        """At the end of a round: what was kept before the optimizer acted is still so, as a rule."""
+        engine, feeds = self._engine, self.feeds()
+        for v in engine.order:
+            if v in self._packed and v != engine.resident and self._desk.make_final(v, engine.point):
+                continue
+            packed = engine.pack_context(v, feeds)
+            if v in self._packed and packed != self._packed[v]:
+                self._late_draws = True
+            if self._packed.get(v) != packed or not self._desk.make_final(v, engine.point):
+                self._put(v, engine.point, packed, final=True)
+        self._desk.round = engine.point
+
+    def needs_final(self) -> bool:
+        agreed = self.agreement
+        return not self.alone or (agreed is not None and agreed.change_to > 0) or self._membership.wanted is not None
+
+    def _put(self, v: int, number: int, packed: bytes, final: bool) -> None:
+        if not self._desk.put_context(v, number, packed, final):
+            raise StateLost(
+                f"virtual worker {v}'s context takes {len(packed)} bytes, more than the desk has room for: create all "
+                "session loaders before the first epoch"
+            )
+
+    # -- changing over -----------------------------------------------------------------------------------------------
+
+    def change_over(self, generation: int) -> None:
+        """After a step that all members voted at: those who stay take up what was built, those who leave go."""
+        membership, wanted = self._membership, self._membership.wanted
+        assert wanted is not None
+        began = time.monotonic()
+        old = self.generation
+        if wanted.joiners and self.is_main:
+            self._handed, _ = hand_over(self.prepared, self.rest_of_state())
+            self._desk.announce_switch(generation, self.step, self._handed.address)
+        else:
+            self._desk.announce_switch(generation, self.step, "")
+        membership.say(op="switched", generation=generation, step=self.step)
+        if membership.number not in wanted.members:
+            membership.wait_for_dismissal()
+            raise Left()
+        new = membership.take_pending(generation)
+        self._previous = old
+        self._engine.take_up(new)
+        self._load_moved(old, new)
+        self.keep_anew()
+        self.switched_at = time.monotonic() - began
+
+    def _load_moved(self, old: Generation, new: Generation) -> None:
+        """Contexts of the virtual workers that come here, from the desks of those who had them."""
+        engine, feeds = self._engine, self.feeds()
+        for v in engine.order:
+            if v in engine.contexts:
+                continue
+            owner = old.formation.members[old.placement.host(v)]
+            desk = old.desks[owner]
+            old.fabric.wait_for(owner, lambda desk=desk, v=v: is_final(desk, v, engine.point))  # type: ignore[misc]
+            record = desk.context(v, engine.point)
+            assert record is not None
+            engine.unpack_context(v, record[0], feeds)
+        engine.forget_context(keep=engine.order)
+
+    def keep_anew(self) -> None:
+        """Virtual workers have come from elsewhere: from now on their contexts are on this desk, too."""
+        self._packed = {}
+        if not self.alone:
+            self.make_final()
+
+    def _forget_previous(self) -> None:
+        self.sources = []
+        if self._previous is not None:
+            self._membership.take_down(self._previous)
+            self._previous = None
+
+    # -- losses ------------------------------------------------------------------------------------------------------
+
+    def recover(self, current: "Pass | None") -> None:
+        """A member is gone. The survivors form a generation and go back to the last recovery point."""
+        engine, membership = self._engine, self._membership
+        old = self.generation
+        old.fabric.stop()
+        desks = [*old.desks.values(), *(self._previous.desks.values() if self._previous else ()), *self.sources]
+        new = membership.regroup(old, self.step)
+        if self._previous is not None:
+            membership.take_down(self._previous)
+        self._previous = old
+        engine.take_up(new)
+        engine.syncs_buffers = engine.syncs_at_point
+        engine.adopt_contexts(desks, self.feeds(), lambda v: self._make_up_for(v, desks, current))
+        if self._late_draws and self._some_not_final(desks):
+            raise StateLost("a worker was lost whose script draws random numbers after backward()")
+        self.keep_anew()
+        if current is None:
+            engine.go_outside()
+
+    def _some_not_final(self, desks: Sequence[Desk]) -> bool:
+        found = [newest_context(desks, v, self._engine.point) for v in self._engine.order]
+        return any(record is not None and not record[1] for record in found)
+
+    def _make_up_for(self, v: int, desks: Sequence[Desk], current: "Pass | None") -> None:
+        """Its worker died before the beginning of this pass: what it would have drawn there is drawn here."""
+        engine = self._engine
+        before = newest_context(desks, v, engine.point - 1)
+        if not self._began_pass or before is None or current is None:
+            raise StateLost(f"the context of virtual worker {v} was lost with its worker")
+        engine.unpack_context(v, before[0], self.feeds())
+        engine.draw_as(v)
+        current.loader.feed.new_pass(v)
+
+    def introduction(self, environment: dict[str, str]) -> bytes:
+        """What the members of the next generation learn about this worker."""
+        engine = self._engine
+        if engine.generation is None:
+            return b""  # a newcomer has nothing to tell
+        return json.dumps({"layout": engine.layout.state(), "environment": environment}).encode()

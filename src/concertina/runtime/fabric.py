@@ -1,0 +1,174 @@
+"""Where the workers of one generation meet: small words exchanged through shared memory.
+
+Every worker has a *post*: a page it writes and the others read. To meet, a worker counts its own post up and waits
+until all posts have reached that count. Posts outlive their writers, which makes the end of a worker easy to reason
+about: a meeting takes place if and only if every member, dead or alive, has posted it. So all survivors of a crash have
+passed exactly the same meetings, without asking anybody.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from concertina.core.errors import ConcertinaError
+from concertina.runtime.segments import Segment
+
+LIMIT_SECONDS = 1800.0  # as long as DDP: one worker may evaluate for long while the others wait
+WORDS = 4096  # of one exchange
+MAIL = 1 << 16  # bytes of one message
+
+_COUNT, _STOPPED, _HEAD = 0, 1, 8  # words of a post: meetings reached, comes to no more, first word of the exchange
+_MAIL_AT = 8 * (_HEAD + 2 * WORDS)
+POST_BYTES = _MAIL_AT + 2 * MAIL
+
+
+class PeersLost(ConcertinaError):
+    """A worker of this generation is gone and the meeting it was needed for will never take place."""
+
+    def __init__(self, workers: Sequence[int]) -> None:
+        super().__init__(f"worker {', '.join(map(str, workers))} is gone")
+        self.workers = tuple(workers)
+
+
+class Post:
+    """One worker's page for one generation."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.words = memoryview(segment.memory).cast("q")
+
+    @classmethod
+    def create(cls) -> "Post":
+        return cls(Segment.create(POST_BYTES))
+
+
+class Fabric:
+    """One worker's end of the meetings of one generation."""
+
+    def __init__(self, generation: int, members: Sequence[int], own: int, posts: Sequence[Post]) -> None:
+        self.generation = generation
+        self.members = tuple(members)  # worker numbers, by rank
+        self.rank = self.members.index(own)
+        self.size = len(self.members)
+        self._posts = tuple(posts)
+        self._own = posts[self.rank]
+        self._others = [(rank, post.words) for rank, post in enumerate(posts) if rank != self.rank]
+        self._count = 0
+        self._lost: frozenset[int] = frozenset()  # ranks
+        self._given_up = False
+        self.on_loss: list[Callable[[], None]] = []  # what wakes a thread that waits outside of meetings
+        self.waited = 0.0  # seconds spent waiting for others
+
+    @classmethod
+    def form(cls, generation: int, members: Sequence[int], own: int, post: Post, addresses: Sequence[str]) -> "Fabric":
+        """Maps the others' posts; PeersLost if one of them is already gone."""
+        posts = []
+        for member, address in zip(members, addresses, strict=True):
+            if member == own:
+                posts.append(post)
+                continue
+            try:
+                posts.append(Post(Segment.open(address)))
+            except OSError:
+                raise PeersLost([member]) from None
+        return cls(generation, members, own, posts)
+
+    def lose(self, workers: Sequence[int]) -> None:
+        """Called by another thread: these workers have ended and will post nothing more."""
+        gone = {rank for rank, member in enumerate(self.members) if member in workers}
+        self._lost = self._lost | gone
+        if gone:
+            for notify in self.on_loss:
+                notify()
+
+    def stop(self) -> None:
+        """This worker has noticed a loss and comes to no further meeting of this generation."""
+        self._own.words[_STOPPED] = 1
+
+    def give_up(self) -> None:
+        """Called by another thread: this generation will never be."""
+        self._given_up = True
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        return tuple(self.members[rank] for rank in sorted(self._lost))
+
+    def meet(self) -> None:
+        """Returns when every member has called it as often as this one."""
+        self._count += 1
+        self._own.words[_COUNT] = self._count
+        self._wait()
+
+    def _wait(self) -> None:
+        count = self._count
+        spins, began = 0, 0.0
+        for rank, words in self._others:
+            while words[_COUNT] < count:
+                spins += 1
+                if spins < 64:
+                    os.sched_yield()
+                    continue
+                if not began:
+                    began = time.monotonic()
+                self._check_lost(count)
+                waited = time.monotonic() - began
+                if waited > LIMIT_SECONDS:
+                    raise ConcertinaError(
+                        f"worker {self.members[rank]} did not come to meeting {count} within {LIMIT_SECONDS:.0f} s"
+                    )
+                time.sleep(2e-5 if waited < 2e-3 else 2e-4)
+        if began:
+            self.waited += time.monotonic() - began
+
+    def _check_lost(self, count: int) -> None:
+        """Whoever is gone and has not posted this meeting never will; the others must not wait for each other then.
+
+        Asked of the lost alone: their posts stand still, so that all survivors come to the same answer.
+        """
+        lost = self._lost
+        missing = [self.members[rank] for rank in lost if self._posts[rank].words[_COUNT] < count]
+        missing += [self.members[rank] for rank, words in self._others if words[_STOPPED] and words[_COUNT] < count]
+        if missing or self._given_up:
+            raise PeersLost(missing)
+
+    def wait_for(self, member: int, there: Callable[[], bool]) -> None:
+        """Waits for something that `member` does outside of meetings."""
+        rank, began = self.members.index(member), time.monotonic()
+        while not there():
+            if rank in self._lost or self._posts[rank].words[_STOPPED] or self._given_up:
+                if there():
+                    return
+                raise PeersLost([member])
+            if time.monotonic() - began > LIMIT_SECONDS:
+                raise ConcertinaError(f"worker {member} stood still for {LIMIT_SECONDS:.0f} s")
+            time.sleep(2e-5)
+
+    def exchange(self, words: Sequence[int]) -> list[list[int]]:
+        """Everybody's words, by rank; all must bring equally many."""
+        n = len(words)
+        if n > WORDS:
+            raise ValueError(f"{n} words in one exchange, at most {WORDS} fit")
+        at = _HEAD + WORDS * ((self._count + 1) % 2)  # two places in turn: nobody is two meetings ahead
+        own = self._own.words
+        for k, word in enumerate(words):
+            own[at + k] = word
+        self.meet()
+        return [post.words[at : at + n].tolist() for post in self._posts]
+
+    def gather_bytes(self, payload: bytes) -> list[bytes]:
+        """Everybody's payload, by rank, in as many meetings as the longest needs."""
+        lengths = [length for (length,) in self.exchange([len(payload)])]
+        parts = [bytearray() for _ in lengths]
+        for at in range(0, max(lengths), MAIL):
+            place = _MAIL_AT + MAIL * ((self._count + 1) % 2)
+            piece = payload[at : at + MAIL]
+            self._own.segment.memory[place : place + len(piece)] = piece
+            self.meet()
+            for part, post, length in zip(parts, self._posts, lengths, strict=True):
+                part += post.segment.memory[place : place + max(0, min(MAIL, length - at))]
+        return [bytes(part) for part in parts]
+
+    def close(self) -> None:
+        with contextlib.suppress(BufferError):
+            self._own.segment.hide()

@@ -1,0 +1,152 @@
+"""A newcomer: it follows the members of a training job until it is one of them.
+
+It runs the user's script like everybody, up to the loop over the data. There it stands beside the members, pass by
+pass, until they announce the step after which it is one of them; then it has the state of that step and takes turns.
+"""
+
+import time
+from typing import Any
+
+import torch
+
+from concertina.core.errors import ConcertinaError
+from concertina.core.formation import Formation
+from concertina.runtime.desk import Desk
+from concertina.runtime.elastic import Elastic
+from concertina.runtime.fabric import LIMIT_SECONDS, PeersLost
+from concertina.runtime.handover import load_small_state, receive
+from concertina.runtime.interrupts import Left
+from concertina.runtime.membership import Generation, Membership
+from concertina.runtime.prepared import Prepared
+from concertina.runtime.state_map import make_room, read_memory
+from concertina.runtime.virtual import VirtualEngine
+
+IDLE_SECONDS = 0.0005
+
+
+class Follower:
+    """One newcomer's way into the job."""
+
+    def __init__(
+        self, engine: VirtualEngine, membership: Membership, elastic: Elastic, desk: Desk, prepared: Prepared
+    ) -> None:
+        self._engine = engine
+        self._membership = membership
+        self._elastic = elastic
+        self._desk = desk
+        self._prepared = prepared
+        self._formation: Formation | None = None
+        self._sources: dict[int, Desk] = {}
+        self._synced = 0  # generation that we have said to be ready for
+
+    # -- finding the others ------------------------------------------------------------------------------------------
+
+    def wait_until_let_in(self) -> int:
+        """Everything of the script before its loop is done; the epoch that the others are in."""
+        self._membership.say(op="ready")
+        self._meet_sources()
+        return self._place()[0]
+
+    def _meet_sources(self) -> None:
+        """Whom to follow; again if the change that was to let us in is given up."""
+        until = time.monotonic() + LIMIT_SECONDS
+        while time.monotonic() < until:
+            wanted = self._membership.wait_for_wanted()
+            if wanted is self._formation:
+                return
+            try:
+                virtual = self._engine.virtual
+                self._sources = {number: Desk.open(address, virtual) for number, address in wanted.sources}
+            except OSError:
+                time.sleep(0.05)  # one of them is gone; the master will say how it goes on
+                continue
+            self._formation = wanted
+            return
+        raise ConcertinaError("no worker of the job could be found")
+
+    def _place(self) -> tuple[int, int, int, int]:
+        """Where the members are: the farthest of them, since they are at most a step apart."""
+        return max((desk.place for desk in self._sources.values()), key=lambda place: (place[0], place[3]))
+
+    # -- beside the loop ---------------------------------------------------------------------------------------------
+
+    def follow(self, epoch: int, loader: int, number: int) -> dict[str, Any] | None:
+        """Stands beside the members' pass; the state of the step at which they let us in, or None if they have moved
+        on to another pass."""
+        until = time.monotonic() + LIMIT_SECONDS
+        mine = (epoch, loader, number)
+        while time.monotonic() < until:
+            if self._membership.dismissed:
+                raise Left()
+            if self._membership.wanted is not self._formation:
+                self._meet_sources()
+            announced = self._announced()
+            if announced is not None:
+                return self._come_in(*announced)
+            place = self._place()
+            if place[1] >= 0 and place[:3] != mine and place[0] >= epoch:
+                return None
+            self._desk.place = (*mine, place[3])
+            if place[:3] == mine:
+                self._keep_up()
+            time.sleep(IDLE_SECONDS)
+        raise ConcertinaError(f"nobody let this newcomer in within {LIMIT_SECONDS:.0f} s")
+
+    def _keep_up(self) -> None:
+        assert self._formation is not None
+        self._desk.clock = max(desk.clock for desk in self._sources.values())
+        generation = self._formation.generation
+        if self._synced != generation:
+            self._synced = generation
+            self._membership.say(op="synced", generation=generation)
+
+    def _announced(self) -> tuple[int, int, str] | None:
+        """Generation, step and address of the state, once a member has said that we belong to them."""
+        assert self._formation is not None
+        for number, desk in self._sources.items():
+            generation, step, address = desk.switch
+            if generation == self._formation.generation and address:
+                return number, step, address
+        return None
+
+    def _come_in(self, source: int, step: int, address: str) -> dict[str, Any]:
+        """The members have changed over after `step` and wait for nobody but us."""
+        formation = self._formation
+        assert formation is not None
+        state = receive(address)
+        generation = self._membership.wait_for_pending(formation.generation)
+        rest: dict[str, Any] = state["rest"]
+        if state["memory"] is None:
+            self._prepared.load(state["whole"])
+        else:
+            pid = int(address.split("/")[0])
+            with torch.no_grad():
+                for there, tensor in make_room(self._prepared, state["memory"]):
+                    read_memory(pid, there, tensor)
+            load_small_state(self._prepared, state["small"])
+        self._engine.load_shared_state(rest["engine"])
+        self._engine.point = rest["point"]
+        self._engine.take_up(generation)
+        self._elastic.step = rest["step"]
+        self._elastic.sources = list(self._sources.values())
+        self._take_contexts(generation)
+        self._elastic.keep_anew()
+        self._membership.say(op="switched", generation=formation.generation, step=step)
+        return rest
+
+    def _take_contexts(self, generation: Generation) -> None:
+        """Of our virtual workers, from the desks of those who had them before."""
+        point = self._engine.point
+        feeds = self._elastic.feeds()
+        for v in self._engine.order:
+            until = time.monotonic() + LIMIT_SECONDS
+            while True:
+                found = [record for desk in self._sources.values() if (record := desk.context(v, point)) and record[1]]
+                if found:
+                    break
+                if generation.fabric.lost or time.monotonic() > until:
+                    raise PeersLost(generation.fabric.lost)
+                time.sleep(2e-5)
+            self._engine.unpack_context(v, found[0][0], feeds)
+        self._engine.resident = None
+        self._engine.apart = True

@@ -1,0 +1,365 @@
+"""A worker's place among the others: the generation it trains in, and the one that is being built.
+
+Three threads meet here. The link's thread hears the master; a builder thread builds what is to come, and takes down
+what is over, while training goes on; the training thread takes up what is ready, at a step that all members agree on.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from concertina.core.env import WorkerEnv
+from concertina.core.errors import ConcertinaError
+from concertina.core.formation import Formation
+from concertina.core.placement import VirtualPlacement
+from concertina.master.link import MasterLink
+from concertina.runtime.desk import Desk
+from concertina.runtime.fabric import LIMIT_SECONDS, Fabric, PeersLost, Post
+from concertina.runtime.interrupts import Left
+
+LEAVE_SECONDS = 60.0  # a leaver stays this long for those who may still read from it
+
+
+@dataclass(slots=True)
+class Generation:
+    """Everything that one generation's work needs, ready to be used."""
+
+    formation: Formation
+    fabric: Fabric
+    desks: dict[int, Desk]  # by worker number
+    reducer: Any = None
+    buckets: Any = None  # the bucket layout that the reducer was made for
+    introductions: list[bytes] = field(default_factory=list)  # by rank: what each said about itself
+
+    @property
+    def placement(self) -> VirtualPlacement:
+        return self.formation.placement
+
+    @property
+    def rank(self) -> int:
+        return self.fabric.rank
+
+
+# Builds a reducer for a generation; called by all its members, maybe beside training.
+Furnish = Callable[[Generation], Any]
+
+
+class Membership:
+    """One worker's view of who it works with."""
+
+    def __init__(self, env: WorkerEnv, desk: Desk) -> None:
+        self.number = env.worker
+        self._env = env
+        self._desk = desk
+        first = Post.create()
+        self._posts = {first.segment.address: first}  # offered to the master, each for one generation
+        self._changed = threading.Condition()
+        self._at_once: Formation | None = None
+        self._wanted: Formation | None = None  # being built in the background
+        self.pending: Generation | None = None  # built and waiting for the vote
+        self._armed = 0
+        self._lost: set[int] = set()
+        self._watched: list[Fabric] = []  # every fabric that a loss must be told to
+        self._dropped: list[int] = []  # generations that newcomers' ends have made impossible, not yet confirmed
+        self.dismissed = False
+        self._next_hold = env.hold_at
+        self.step = 0  # for signs of life
+        self.pace = 0.0
+        self.introduce: Callable[[], bytes] = lambda: b""
+        self.furnish: Furnish = lambda generation: None
+        self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._builder = threading.Thread(target=self._build_and_take_down, name="concertina-builder", daemon=True)
+        self._builder.start()
+        self.link: MasterLink | None = None
+        if env.launched and env.store:
+            name = f"worker-{self.number}"
+            self.link = MasterLink(env.store, env.job, env.key, name, self._on_message, self._sign_of_life)
+            self.say(op="arrived", post=first.segment.address, desk=desk.segment.address)
+            self.link.start()
+
+    def say(self, **body: Any) -> None:
+        if self.link is not None:
+            self.link.say(**body)
+
+    def _sign_of_life(self) -> Mapping[str, Any]:
+        return {"step": self.step, "pace": self.pace}
+
+    # -- words of the master (in the link's thread) ------------------------------------------------------------------
+
+    def _on_message(self, body: Mapping[str, Any]) -> None:
+        op = body["op"]
+        with self._changed:
+            if op == "form":
+                self._on_form(Formation.from_json(body["formation"]), body["at_once"])
+            elif op == "arm":
+                self._armed = max(self._armed, body["generation"])
+            elif op == "abandon":
+                self._on_abandon(body["generation"])
+            elif op == "lost":
+                self._on_lost(body["lost"])
+            elif op == "release":
+                self._next_hold = 0
+            elif op == "dismiss":
+                self.dismissed = True
+            self._changed.notify_all()
+
+    def _on_form(self, formation: Formation, at_once: bool) -> None:
+        if self.number in formation.members:
+            self._offer_post()
+        if at_once:
+            self._at_once = formation
+            self._forget_pending()
+            return
+        self._wanted = formation
+        if self.number in formation.members:
+            self._work.put(formation)
+
+    def _offer_post(self) -> None:
+        post = Post.create()
+        self._posts[post.segment.address] = post
+        self.say(op="offered", post=post.segment.address)
+
+    def _on_abandon(self, generation: int) -> None:
+        for fabric in self._watched:
+            if fabric.generation == generation:
+                fabric.give_up()
+        if self._wanted is not None and self._wanted.generation == generation:
+            self._forget_pending()
+
+    def _on_lost(self, lost: list[int]) -> None:
+        self._lost.update(lost)
+        for fabric in self._watched:
+            fabric.lose(lost)
+        wanted = self._wanted
+        if wanted is not None and set(lost) & set(wanted.members):
+            self._dropped.append(wanted.generation)
+
+    def _forget_pending(self) -> None:
+        if self.pending is not None:
+            self._work.put([self.pending])
+        self.pending = None
+        self._wanted = None
+
+    # -- building ----------------------------------------------------------------------------------------------------
+
+    def build(self, formation: Formation) -> Generation:
+        """Together with all other members; raises PeersLost if one of them is gone."""
+        post = self._posts.pop(formation.posts[formation.members.index(self.number)])
+        fabric = Fabric.form(formation.generation, formation.members, self.number, post, formation.posts)
+        with self._changed:
+            self._watched.append(fabric)
+            fabric.lose(tuple(self._lost))
+        try:
+            return self._furnish(formation, fabric, post)
+        except BaseException:
+            self._unwatch(fabric)
+            raise
+        finally:
+            post.segment.hide()
+
+    def _furnish(self, formation: Formation, fabric: Fabric, post: Post) -> Generation:
+        desks = {}
+        for member, address in zip(formation.members, formation.desks, strict=True):
+            try:
+                desks[member] = self._desk if member == self.number else Desk.open(address, self._env.virtual)
+            except OSError:
+                raise PeersLost([member]) from None
+        generation = Generation(formation, fabric, desks)
+        fabric.meet()  # everybody has mapped everything
+        generation.introductions = fabric.gather_bytes(self.introduce())
+        generation.reducer = self.furnish(generation)
+        fabric.meet()
+        return generation
+
+    def _unwatch(self, fabric: Fabric) -> None:
+        with self._changed:
+            self._watched = [other for other in self._watched if other is not fabric]
+
+    def _build_and_take_down(self) -> None:
+        while True:
+            work = self._work.get()
+            if work is None:
+                return
+            if isinstance(work, list):
+                self._take_down(work)
+                continue
+            self._build_pending(work)
+            del work
+
+    def _take_down(self, things: list[Any]) -> None:
+        """Freeing large memory takes time; here nobody waits for it."""
+        for thing in things:
+            if isinstance(thing, Generation):
+                self._unwatch(thing.fabric)
+                close = getattr(thing.reducer, "close", None)
+                if close is not None:
+                    close()
+        things.clear()
+
+    def _build_pending(self, formation: Formation) -> None:
+        try:
+            built = self.build(formation)
+        except PeersLost:
+            return  # the master knows
+        except ConcertinaError as error:
+            self.say(op="build_failed", generation=formation.generation, error=str(error))
+            return
+        except Exception as error:
+            self.say(op="build_failed", generation=formation.generation, error=f"{type(error).__name__}: {error}")
+            return
+        with self._changed:
+            if self._wanted is None or self._wanted.generation != formation.generation:
+                self._work.put([built])
+                return
+            self.pending = built
+            self._changed.notify_all()
+        self.say(op="built", generation=formation.generation)
+
+    # -- for the training thread -------------------------------------------------------------------------------------
+
+    def first(self) -> Generation:
+        """The generation that this worker starts with; alone, nobody has to be waited for."""
+        env = self._env
+        if len(env.members) <= 1:
+            formation = Formation(
+                generation=env.generation,
+                members=(self.number,),
+                placement=VirtualPlacement.blocks(env.virtual, 1),
+                posts=(next(iter(self._posts)),),
+                desks=(self._desk.segment.address,),
+                next_hold=env.hold_at,
+            )
+        else:
+            formation = self._wait_for_at_once()
+        return self._form(formation)
+
+    def regroup(self, after: Generation, step: int) -> Generation:
+        """After a loss: tells the master that this worker has stopped, and forms what the master says."""
+        self.say(op="stopped", generation=after.formation.generation, step=step)
+        while True:
+            formation = self._wait_for_at_once(newer_than=after.formation.generation)
+            try:
+                return self._form(formation)
+            except PeersLost:
+                self.say(op="stopped", generation=after.formation.generation, step=step)
+
+    def _form(self, formation: Formation) -> Generation:
+        with self._changed:
+            if self._at_once is not None and self._at_once.generation == formation.generation:
+                self._at_once = None
+        generation = self.build(formation)
+        self.say(op="built", generation=formation.generation)
+        return generation
+
+    def _wait_for_at_once(self, newer_than: int = -1) -> Formation:
+        until = time.monotonic() + LIMIT_SECONDS
+        with self._changed:
+            while True:
+                found = self._at_once
+                if found is not None and found.generation > newer_than and not set(found.members) & self._lost:
+                    return found
+                if self.dismissed:
+                    raise Left()
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise ConcertinaError(f"the master formed no generation within {LIMIT_SECONDS:.0f} s")
+                self._changed.wait(left)
+
+    @property
+    def vote(self) -> int:
+        """The generation that this worker is ready to change over to; 0 if none."""
+        wanted = self._wanted
+        if wanted is None or self._armed < wanted.generation or set(wanted.members) & self._lost:
+            return 0
+        if self.number in wanted.members and self.pending is None:
+            return 0
+        return wanted.generation
+
+    @property
+    def wanted(self) -> Formation | None:
+        return self._wanted
+
+    def hold(self, step: int) -> None:
+        """Waits at the step that a planned change is due at, until it can take place or is given up."""
+        wanted = self._wanted
+        at = self._next_hold if wanted is None else wanted.hold_at
+        if not at or step < at:
+            return
+        until = time.monotonic() + LIMIT_SECONDS / 10
+        with self._changed:
+            while not self.vote and time.monotonic() < until:
+                wanted = self._wanted
+                at = self._next_hold if wanted is None else wanted.hold_at
+                doomed = wanted is not None and set(wanted.members) & self._lost
+                if not at or step < at or doomed or self._at_once is not None or self._broken():
+                    return
+                self._changed.wait(0.05)
+
+    def _broken(self) -> bool:
+        return any(fabric.lost for fabric in self._watched)
+
+    def enter(self, generation: Generation) -> None:
+        """This generation is in force now."""
+        self._next_hold = generation.formation.next_hold
+
+    def confirm_dropped(self) -> None:
+        """After a step without a change: what can no longer happen will not."""
+        if not self._dropped:
+            return
+        with self._changed:
+            dropped, self._dropped = self._dropped, []
+            self._forget_pending()
+        for generation in dropped:
+            self.say(op="dropped", generation=generation)
+
+    def take_pending(self, generation: int) -> Generation:
+        with self._changed:
+            taken = self.pending
+            assert taken is not None
+            assert taken.formation.generation == generation
+            self.pending = None
+            self._wanted = None
+            self._dropped = [g for g in self._dropped if g != generation]
+        return taken
+
+    def wait_for_wanted(self) -> Formation:
+        """A newcomer waits for the change that it is to be part of."""
+        until = time.monotonic() + LIMIT_SECONDS
+        with self._changed:
+            while self._wanted is None:
+                if self.dismissed:
+                    raise Left()
+                if time.monotonic() > until:
+                    raise ConcertinaError("the master did not let this newcomer in")
+                self._changed.wait(0.5)
+            return self._wanted
+
+    def wait_for_pending(self, generation: int) -> Generation:
+        """A newcomer whose generation is already in force."""
+        until = time.monotonic() + LIMIT_SECONDS
+        with self._changed:
+            while self.pending is None or self.pending.formation.generation != generation:
+                if self.dismissed or time.monotonic() > until:
+                    raise Left()
+                self._changed.wait(0.5)
+        return self.take_pending(generation)
+
+    def wait_for_dismissal(self) -> None:
+        """A leaver stays until nobody reads from it any more."""
+        until = time.monotonic() + LEAVE_SECONDS
+        with self._changed:
+            while not self.dismissed and time.monotonic() < until:
+                self._changed.wait(0.5)
+
+    def take_down(self, *things: Any) -> None:
+        self._work.put(list(things))
+
+    def close(self) -> None:
+        self._work.put(None)
+        if self.link is not None:
+            with contextlib.suppress(OSError):
+                self.link.close(limit_s=2.0)
