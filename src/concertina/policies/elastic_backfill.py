@@ -16,7 +16,6 @@ import numpy as np
 from concertina.policies.backfill import Gap
 from concertina.policies.elastic_fifo import Crew, ElasticFifoPolicy
 from concertina.policies.fifo import waiting_rows
-from concertina.policies.marginal import ladder_of
 
 _LOOK_AHEAD = 256
 """Waiting jobs that are looked at behind the head."""
@@ -48,7 +47,7 @@ def reserve(crew: Crew, head: int) -> list[Gap]:
     gaps = [Gap(free=room, spare=room, window=np.inf) for room in crew.room]
     best: tuple[float, int, int] | None = None
     for kind, room in enumerate(crew.room):
-        sizes = ladder_of(crew.table, head, kind).sizes
+        sizes = crew.ladder(head, kind).sizes
         if not sizes or not int(crew.table.allowed[head]) >> kind & 1:
             continue
         rows = crew.rows[kind]

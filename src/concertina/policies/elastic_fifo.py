@@ -66,6 +66,7 @@ class Crew:
         """Devices beyond everyone's fewest, by type."""
         self.idle = table.free()
         self._filled: list[Filled | None] = [None] * len(table.types)
+        self._known: dict[tuple[int, int | None, int | None, int], Ladder] = {}
 
     @property
     def full(self) -> bool:
@@ -74,13 +75,20 @@ class Crew:
 
     def keep_running(self) -> None:
         """Those that hold devices go on where they are; after a loss of nodes as far as their fewest fit."""
-        table = self.table
-        kinds = table.kind
-        for row in np.flatnonzero(table.held > 0).tolist():
-            kind = int(kinds[row])
-            rungs = ladder_of(table, row, kind)
+        rows = np.flatnonzero(self.table.held > 0)
+        for row, kind in zip(rows.tolist(), self.table.kind[rows].tolist(), strict=True):
+            rungs = self.ladder(row, kind)
             if rungs.sizes and rungs.sizes[0] <= self.room[kind]:
                 self.add(row, kind, rungs)
+
+    def ladder(self, row: int, kind: int) -> Ladder:
+        """What a job can have of a type, looked up once for all jobs alike."""
+        spec = self.table.specs[row]
+        key = (id(self.table.curves[row]), spec.min_workers, spec.max_workers, kind)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = ladder_of(self.table, row, kind)
+        return found
 
     def add(self, row: int, kind: int, rungs: Ladder) -> None:
         """One more that runs."""
@@ -94,7 +102,7 @@ class Crew:
         allowed = int(self.table.allowed[row])
         found = []
         for kind, room in enumerate(self.room):
-            rungs = ladder_of(self.table, row, kind)
+            rungs = self.ladder(row, kind)
             if allowed >> kind & 1 and rungs.sizes and rungs.sizes[0] <= room:
                 found.append((self.idle[kind] >= rungs.sizes[0], rungs.speeds[0], -kind, rungs))
         for _, speed, minus, rungs in sorted(found, key=lambda one: one[:3], reverse=True):
