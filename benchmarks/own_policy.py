@@ -41,14 +41,15 @@ CASES = {
 }
 VCS = ("0e4a51", "103959", "11cb48", "2869ce", "6214e9", "6c71a0", "7f04ca", "b436b2", "e13805", "ed69ec", "ee9e8c")
 """Philly's virtual clusters with more than a handful of jobs."""
-PHILLY = "philly/philly_jobs.csv.gz#vc={},first=1500,max_gpus=64"
+FIRST = 1500
+PHILLY = "philly/philly_jobs.csv.gz#vc={},first={},max_gpus=64"
 SMALL = ("195job", "philly_103959", "cluster10", "elasticVpollux_e")
 
 
 def scenario_of(name: str) -> Scenario:
     """A shared trace on its cluster; a Philly VC has deadlines drawn as those of the ITP traces were."""
     if name.startswith("vc-"):
-        scenario = load_scenario(str(TRACES / PHILLY.format(name.removeprefix("vc-"))))
+        scenario = load_scenario(str(TRACES / PHILLY.format(name.removeprefix("vc-"), FIRST)))
         return replace(scenario, jobs=with_deadlines(scenario.jobs))
     file, cluster = CASES[name]
     return load_scenario(str(TRACES / f"{file}.csv.gz"), cluster=cluster)

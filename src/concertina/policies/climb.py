@@ -128,15 +128,22 @@ def _step(climber: Climber, kind: int, room: int, horizon_s: float, loyalty: flo
         gain = climber.weight * (faster - speed) / extra / climber.unit
         if above <= held:
             gain *= loyalty
-        elif not climber.bold or (held and not _repays(climber, ladder, above, held, horizon_s)):
+        elif not climber.bold or not _repays(climber, ladder, above, held or rank, horizon_s, starts=not held):
             break
         if best is None or gain > best[0]:
             best = gain, above
     return best
 
 
-def _repays(climber: Climber, ladder: Ladder, above: int, held: int, horizon_s: float) -> bool:
-    """Whether growing beyond what it holds brings more than the pause costs, as long as it may last."""
-    faster = float(ladder.speeds[above])
+def _repays(climber: Climber, ladder: Ladder, above: int, below: int, horizon_s: float, *, starts: bool) -> bool:
+    """Whether more devices bring more than their pause costs, as long as they may last.
+
+    A job that starts pauses anyway: there only the longer pause counts.
+    """
+    if not below:
+        return True
+    faster, pause = float(ladder.speeds[above]), float(ladder.pauses[above])
+    if starts:
+        pause -= float(ladder.pauses[below])
     lasts = min(horizon_s, climber.left / faster)
-    return (faster - float(ladder.speeds[held])) * lasts > faster * float(ladder.pauses[above])
+    return (faster - float(ladder.speeds[below])) * lasts > faster * pause

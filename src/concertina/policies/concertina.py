@@ -16,9 +16,9 @@ from concertina.policies.base import Shares
 from concertina.policies.climb import Climber, climb, lift
 from concertina.policies.elasticflow import ElasticFlowPolicy
 from concertina.policies.fair_promise import loose_rows, wished, with_wishes
-from concertina.policies.fairness import fairness_of, notes
+from concertina.policies.fairness import FLOOR, fairness_of, notes
 from concertina.policies.filling import Claim, Share
-from concertina.policies.promise import Outlook, Terms, claim_of, look_ahead
+from concertina.policies.promise import Outlook, Terms, arrange, claim_of, entries_of, look_ahead
 from concertina.policies.table import Floats, Ints, Table
 
 
@@ -38,7 +38,7 @@ class ConcertinaPolicy:
     """How much shorter jobs go first: 0 not at all, 1 as if devices sped up every job in proportion."""
     promised: float = 0.3
     """What device time saved on a promised job is worth, in units of the longest job's."""
-    floor: float = 2.0
+    floor: float = FLOOR
     """Finish-time fairness from which a job without a promise comes before the shorter ones."""
     relief: float = 0.2
     """How far below that a job that runs must be to step back again."""
@@ -57,7 +57,7 @@ class ConcertinaPolicy:
         if not rows.size:
             return self._alone().allocate(table)
         outlook = look_ahead(table, self.terms)
-        crowd = Crowd(table, rows, self.bias)
+        crowd = self._crowd(table, rows)
         climbers = self._settle(crowd, outlook)
         if outlook.shares and self._behind(crowd, climbers):
             better = self._with_wishes(crowd, outlook)
@@ -66,10 +66,24 @@ class ConcertinaPolicy:
         return self._shares(crowd, outlook, climbers)
 
     def explain(self, table: Table, row: int, before: int, after: int) -> str:
-        """Its promise, or what the promises leave."""
-        if math.isfinite(table.deadline[row]) and not table.specs[row].soft:
+        """Its promise; or how it fares beside its fair share, and who goes first."""
+        rows = loose_rows(table)
+        if row not in rows:
             return self._alone().explain(table, row, before, after)
-        return "best effort"
+        crowd = self._crowd(table, rows)
+        place = crowd.place[row]
+        rho, shorter = float(crowd.fair.rho[place]), int(np.sum(crowd.size < crowd.size[place]))
+        fares = f"on its way to {rho:.1f} times its fair time"
+        if rho >= self.floor:
+            fares += f", the floor is {self.floor:g}"
+        if after > before:
+            what = "promises leave" if len(rows) < len(table) else "bring most here"
+            return f"{fares}; {after} devices {what}, {shorter} jobs have less to do"
+        who = "promises and jobs" if len(rows) < len(table) else "jobs"
+        return f"{fares}; {who} with less to do ({shorter}) or below their floor come first"
+
+    def _crowd(self, table: Table, rows: Ints) -> Crowd:
+        return Crowd(table, rows, self.bias, self.loyalty)
 
     def _alone(self) -> ElasticFlowPolicy:
         """The rule for promised jobs among themselves."""
@@ -119,17 +133,27 @@ class ConcertinaPolicy:
         return any(row not in fast for row in crowd.rows.tolist())
 
     def _with_wishes(self, crowd: Crowd, outlook: Outlook) -> Outlook | None:
-        """A plan in which the shortest jobs without a promise get their fair share too, and no promise suffers."""
-        table, terms = crowd.table, replace(self.terms, attempts=0)
-        bounds = self._bounds(table, outlook)
-        deadlines = wished(table, crowd.rows, crowd.fair, terms)
-        wishes = min(len(crowd.rows), self.wishes, sum(table.capacity))
-        while wishes:
-            some = crowd.order[:wishes]
-            plan = look_ahead(with_wishes(table, crowd.rows[some], deadlines[some]), terms)
+        """A plan in which jobs without a promise get their fair share too, and no promise suffers.
+
+        Those below the floor come first, ahead of all that could be done later; then the shortest. If that is
+        too much, with fewer of both.
+        """
+        table, fair, bounds = crowd.table, crowd.fair, self._bounds(crowd.table, outlook)
+        terms = replace(self.terms, attempts=0)
+        wishes = wished(table, crowd.rows, fair.fair_s, fair.rest_s, terms)
+        needy, short = self._needy(crowd)[: self.wishes], crowd.order[: self.wishes].tolist()
+        at_once = fair.rest_s[needy] / fair.crowd
+        wishes[needy] = wished(table, crowd.rows[needy], at_once, at_once, terms)
+        while needy or short:
+            some = list(dict.fromkeys([*needy, *short]))
+            twin = with_wishes(table, crowd.rows[some], wishes[some])
+            entries = entries_of(twin, outlook.ladders, terms)
+            first = set(crowd.rows[needy].tolist())
+            order = sorted(entries, key=lambda entry: entry.row not in first)
+            plan = arrange(twin, outlook.ladders, order, terms, less=terms.kept_back(table.types))
             if all(row in plan.shares and plan.shares[row].finish_s <= end for row, end in bounds.items()):
                 return plan
-            wishes //= 4
+            needy, short = needy[: len(needy) // 4], short[: len(short) // 4]
         return None
 
     def _bounds(self, table: Table, outlook: Outlook) -> dict[int, float]:
@@ -199,7 +223,12 @@ class ConcertinaPolicy:
         wake = min(wake, self._next_needy(crowd, speed[crowd.rows]))
         levels, stamps = notes(table, crowd.rows, crowd.fair, levels)
         return Shares(
-            workers=workers, kind=kinds, level=levels, stamp=stamps, wake_s=None if wake == math.inf else wake
+            workers=workers,
+            kind=kinds,
+            level=levels,
+            stamp=stamps,
+            reserved=outlook.reserved(table),
+            wake_s=None if wake == math.inf else wake,
         )
 
     def _next_needy(self, crowd: Crowd, speed: Floats) -> float:
@@ -218,15 +247,17 @@ class ConcertinaPolicy:
 class Crowd:
     """The jobs without a promise, by columns."""
 
-    def __init__(self, table: Table, rows: Ints, bias: float) -> None:
+    def __init__(self, table: Table, rows: Ints, bias: float, loyalty: float) -> None:
         self.table, self.rows = table, rows
         self.place = {row: place for place, row in enumerate(rows.tolist())}
         self.left: Floats = table.left()[rows]
         self.held: Ints = table.held[rows]
         self.size: Floats = table.time_left()[rows] * table.gpus[rows]
         """Device-seconds to go on the devices asked for."""
-        self.order: Ints = np.argsort(self.size, kind="stable")
-        self.weights = weights_by_rank(self.size, bias)
+        eager: Floats = np.where(self.held > 0, self.size / loyalty, self.size)
+        """So that nobody is stopped for a job that is hardly shorter."""
+        self.order: Ints = np.argsort(eager, kind="stable")
+        self.weights = weights_by_rank(eager, bias)
         self.fair = fairness_of(table, rows)
 
     def fair_speed(self, row: int) -> float:

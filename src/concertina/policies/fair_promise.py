@@ -1,19 +1,22 @@
-"""Jobs without a promise beside those with one: deadlines of their own, by finish-time fairness.
+"""Jobs without a promise beside those with one: deadlines of their own, only ever wished for.
 
 Where promises alone may fill the cluster, a job without a deadline waits for as long as others with one keep
-coming. Here it gets a deadline too, one that is only ever wished for: the time its fair share of the cluster
-would take. A newcomer is promised its own deadline only if, beside all promises, these wishes can come true
-as well or are no worse off than without it; and `concertina.py` plans with as many of them as promises allow.
+coming. So a newcomer is promised its deadline only if, beside all promises, the jobs without one could still be
+done as if they had the devices they asked for, or are no worse off than without it. What such a job is then
+given is another matter: `concertina.py` plans with its fair share, as far as promises allow. While somebody waits
+below the floor there are no new promises at all; the old ones end, so nobody waits for ever.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 from concertina.core.job import JobSpec
 from concertina.core.plan import Admitted, Rejected
-from concertina.policies.fairness import Fairness, fairness_of
-from concertina.policies.promise import Terms, admit
+from concertina.policies.fairness import FLOOR, fairness_of
+from concertina.policies.promise import Counter, Terms, admit
 from concertina.policies.scaling_curve import ScalingCurve
 from concertina.policies.table import Floats, Ints, Table
 
@@ -30,9 +33,9 @@ def loose_rows(table: Table) -> Ints:
     return np.flatnonzero(~strict)
 
 
-def wished(table: Table, rows: Ints, fair: Fairness, terms: Terms) -> Floats:
-    """The end these jobs would have with their fair share, as a deadline with all that a promise allows for."""
-    end = np.maximum(table.submit[rows] + fair.fair_s, table.now + fair.rest_s)
+def wished(table: Table, rows: Ints, total_s: Floats, rest_s: Floats, terms: Terms) -> Floats:
+    """Deadlines with all that a promise allows for, for jobs that take so long in all and from now on."""
+    end = np.maximum(table.submit[rows] + total_s, table.now + rest_s)
     pause = terms.cost.flat_s + terms.cost.doubling_s * np.log2(np.maximum(table.gpus[rows], 1))
     found: Floats = terms.deadline(table.now, end + pause)  # type: ignore[assignment, arg-type]
     return found
@@ -46,21 +49,25 @@ def with_wishes(table: Table, rows: Ints, deadlines: Floats) -> Table:
 
 
 def admit_fairly(job: JobSpec, curve: ScalingCurve, table: Table, terms: Terms) -> Admitted | Rejected:
-    """Promise the job's strict deadline if no other promise breaks and no fair share is lost."""
+    """Promise the job's strict deadline if no other promise breaks and nobody's share is lost."""
     answer = admit(job, curve, table, terms)
     rows = np.flatnonzero(np.isinf(table.deadline))
     if isinstance(answer, Rejected) or answer.promised_s is None or not rows.size:
         return answer
     fair = fairness_of(table, rows)
     worst = np.argsort(-fair.rho, kind="stable")[:MOST_WISHES]
-    deadlines = wished(table, rows, fair, terms)[worst]
-    answer = admit(job, curve, with_wishes(table, rows[worst], deadlines), terms)
+    deadlines = wished(table, rows, fair.alone_s, fair.rest_s / fair.crowd, terms)[worst]
+    twin, terms = with_wishes(table, rows[worst], deadlines), replace(terms, quotas=())
+    starved = (fair.rho >= FLOOR) & (table.speed[rows] * fair.crowd < table.asked_speed[rows])
+    if starved.any():
+        why = f"{table.specs[int(rows[np.argmax(starved)])].id} has waited for more than {FLOOR:g} times its fair time"
+        return _refusal(job, why, Counter(job, curve, twin, terms).earliest(answer.promised_s))
+    answer = admit(job, curve, twin, terms)
     if isinstance(answer, Admitted):
         return answer
-    could = "no deadline could be promised"
-    if answer.earliest_s is not None:
-        could = f"{answer.earliest_s:.0f} s could be promised"
-    why = "jobs without a deadline would lose their fair share"
-    return Rejected(
-        job_id=job.id, reason=f"deadline {job.deadline_s:.0f} s: {why}; {could}", earliest_s=answer.earliest_s
-    )
+    return _refusal(job, "jobs without a deadline would lose their share", answer.earliest_s)
+
+
+def _refusal(job: JobSpec, why: str, earliest: float | None) -> Rejected:
+    could = "no deadline could be promised" if earliest is None else f"{earliest:.0f} s could be promised"
+    return Rejected(job_id=job.id, reason=f"deadline {job.deadline_s:.0f} s: {why}; {could}", earliest_s=earliest)

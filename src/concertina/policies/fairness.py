@@ -15,6 +15,9 @@ import numpy as np
 
 from concertina.policies.table import Floats, Ints, Table
 
+FLOOR = 2.0
+"""The rho from which a job comes before others: far enough from 1 for short jobs to go first, near enough for a
+promise of 2.5."""
 _TICKS = 1000.0
 """Of the clock in a job's notes, per second."""
 
@@ -27,6 +30,8 @@ class Fairness:
     """What is asked for over what there is, now; at least 1."""
     crowd_s: Floats
     """The sum of that over each job's life."""
+    alone_s: Floats
+    """How long it takes in all on the devices it asked for."""
     fair_s: Floats
     """How long it takes in all with its fair share of the cluster."""
     rest_s: Floats
@@ -46,7 +51,7 @@ def fairness_of(table: Table, rows: Ints) -> Fairness:
     alone_s = (table.done()[rows] + table.left()[rows]) / table.asked_speed[rows]
     mean = (crowd_s + crowd * rest_s) / np.maximum(lived + rest_s, 1e-9)
     fair_s = np.maximum(alone_s * mean, 1e-9)
-    return Fairness(crowd, crowd_s, fair_s, rest_s, (lived + rest_s) / fair_s)
+    return Fairness(crowd, crowd_s, alone_s, fair_s, rest_s, (lived + rest_s) / fair_s)
 
 
 def notes(table: Table, rows: Ints, found: Fairness, levels: Ints) -> tuple[Ints, Floats]:
