@@ -66,6 +66,12 @@ def test_easyscale_starts_on_what_is_free_and_grows_to_its_virtual_workers() -> 
     assert HOMO.allocate(table(job("a", 4), cluster="1x3")).workers.tolist() == [2]  # 3 for 4 would waste a third
 
 
+def test_easyscale_proposes_nothing_that_wastes_too_much() -> None:
+    rows = table(job("a", 3), cluster="1x2")  # one of the two does two, the other waits for it: a quarter is wasted
+    assert HOMO.allocate(rows).workers.tolist() == [2]
+    assert EasyScalePolicy(most_waste=0.2).allocate(rows).workers.tolist() == [1]
+
+
 def test_easyscale_gives_borrowed_devices_back_to_who_waits_in_order() -> None:
     found = HOMO.allocate(table(running(job("a", 4), ("gpu", 4)), job("b")))
     assert found.workers.tolist() == [2, 1]
@@ -143,11 +149,13 @@ def test_on_mixed_types_each_device_does_what_one_of_as_many_of_its_own_does() -
 
 def test_a_part_that_moves_aside_leaves_the_other_types_where_they_are() -> None:
     assert moved(((0, 2), (5, 1)), ((0, 2),), ((1, 2),)) == ((5, 1), (1, 2))
-    jobs = [job(f"j{i}", 3, 40.0 + 7 * i, submit_s=9.0 * i) for i in range(12)]
+    draw = random.Random(15)  # in this one, a job on both types moves aside and ends later
+    sizes = (1, 2, 3, 6)
+    jobs = [job(f"j{i}", draw.choice(sizes), draw.uniform(20, 300), submit_s=draw.uniform(0, 60)) for i in range(8)]
     result = simulate(
         jobs, cluster=Cluster.parse("2x4:A,3x2:B"), policy=HETER, throughput=CURVES, placement="buddy", overhead="elan"
     )
-    assert result.summary.finished == 12
+    assert result.summary.finished == 8
 
 
 # -- Elan ----------------------------------------------------------------------------------------------------
@@ -251,6 +259,8 @@ def test_a_growing_job_takes_the_smallest_batch_that_keeps_all_workers_busy() ->
     assert [curve.speed("gpu", n) for n in (1, 2)] == [1.0, 1.8]  # as asked for or fewer: its own batch
     assert curve.speed("gpu", 4) == pytest.approx(2 * 1.7)  # twice the batch, so each iteration counts double
     assert curve.speed("gpu", 8) == 1.5  # 32 was not measured: nothing is made up
+    large, _ = HybridCurves(BATCHES).of(job("a", 4, batch_size=16))
+    assert large.speed("gpu", 2) == 0.95  # half the workers keep the whole batch
 
 
 def test_only_policies_that_say_so_let_the_batch_grow() -> None:
