@@ -107,7 +107,7 @@ def test_jobs_that_were_not_looked_at_go_through_admission_first() -> None:
 
 def test_without_places_only_numbers_count() -> None:
     view = replace(running(spec("a", 4, 100), done=40), placement=())
-    found = etas(snapshot(view, waiting(spec("b", 4, 10, 5))), basis())
+    found = etas(snapshot(view, waiting(spec("b", 4, 10, 5))), basis("yarn-cs"))  # it looks at free places
     assert found["b"].end == exactly(NOW + 70)
 
 
@@ -180,7 +180,8 @@ def test_a_promise_is_quoted_early_and_to_the_newcomer_it_can_be_made() -> None:
 
 
 def test_a_quote_counts_from_now_whatever_the_submission_says() -> None:
-    assert quote(snapshot(), spec("new", 4, 30, submit=7.0), basis()).end == exactly(NOW + 30)
+    there = snapshot(waiting(spec("earlier", 4, 100, submit=10.0)))
+    assert quote(there, spec("new", 4, 30, submit=7.0), basis("edf")).end == exactly(NOW + 130)
 
 
 # -- why -----------------------------------------------------------------------------------------------------
