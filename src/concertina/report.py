@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from concertina.core.cut_plan import position_of
 from concertina.core.sample_ledger import SampleLedger
 
 RECENT = 32  # steps whose usual length a pause is measured against
@@ -34,6 +35,7 @@ class Report:
     reduction: str = ""
     generations: list[Generation] = field(default_factory=list)
     samples: list[dict[str, int]] = field(default_factory=list)
+    batches: list[dict[str, Any]] = field(default_factory=list)  # every change of the total batch, with its reason
     exit: int = 0
     error: str = ""
 
@@ -57,6 +59,7 @@ class Report:
             "reduction": self.reduction,
             "generations": rows,
             "samples": self.samples,
+            "batches": self.batches,
             "exit": self.exit,
             "error": self.error,
         }
@@ -69,14 +72,17 @@ class SampleBook:
     """
 
     def __init__(self) -> None:
-        self._spans: dict[tuple[int, int, int, int], list[tuple[int, int]]] = {}  # pass and lag -> batches
+        self._spans: dict[tuple[int, int, int, int], list[tuple[int, int]]] = {}  # pass and lag -> positions
         self._passes: dict[tuple[int, int, int], Mapping[str, Any]] = {}
 
     def add(self, event: Mapping[str, Any]) -> None:
         place = (event["epoch"], event["loader"], event["turn"])
         lag = event["round"] - event["first"]  # the same for all batches of a pass that went on undisturbed
-        self._spans.setdefault((*place, lag), []).append((event["first"], event["end"]))
-        self._passes[place] = event
+        span = _position(event["first"], event), _position(event["end"], event)
+        self._spans.setdefault((*place, lag), []).append(span)
+        newest = self._passes.get(place)
+        if newest is None or _reach(event) >= _reach(newest):
+            self._passes[place] = event
 
     def rows(self) -> list[dict[str, int]]:
         """Per epoch and loader: samples expected, seen, duplicated and missed."""
@@ -86,10 +92,9 @@ class SampleBook:
                 ledger.expect(epoch, v, event["expected"], loader=loader, turn=turn)
         for (epoch, loader, turn, lag), spans in sorted(self._spans.items()):
             event = self._passes[epoch, loader, turn]
-            for first, end in _joined(spans):
-                lo, hi = (_position(batch, event) for batch in (first, end))
+            for lo, hi in _joined(spans):
                 for v in range(event["virtual"]):
-                    ledger.record(epoch, lag + end, v, lo, hi, loader=loader, turn=turn)
+                    ledger.record(epoch, lag, v, lo, min(hi, event["expected"]), loader=loader, turn=turn)
         return ledger.rows()
 
 
@@ -104,8 +109,14 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _position(batch: int, event: Mapping[str, Any]) -> int:
-    """Where a batch begins among a virtual worker's samples: all batches are full but the last."""
-    return int(min(event["expected"], batch * event["size"]))
+    """Where a batch begins among a virtual worker's samples: all batches are full but the last of an epoch."""
+    flat = event.get("cuts") or [0, 0, event["size"]]
+    return position_of(batch, event["expected"], [flat[k : k + 3] for k in range(0, len(flat), 3)])
+
+
+def _reach(event: Mapping[str, Any]) -> tuple[int, int]:
+    """Of two reports on a pass, the one that got further knows how its rest was cut."""
+    return event["end"], len(event.get("cuts") or ())
 
 
 class GenerationBook:
@@ -165,8 +176,9 @@ class GenerationBook:
 PHASES = {
     "joined": "import",
     "prepared": "build",
+    "ready": "warm-up",
     "following": "wait",
     "copied": "snapshot",
     "synced": "catch-up",
-    "training": "first pass",
+    "training": "switch of newcomers",
 }

@@ -17,12 +17,13 @@ from types import TracebackType
 from typing import Any
 
 from concertina.backends.local import LocalBackend
+from concertina.core.batch_scaling import Scaling
 from concertina.core.checkpoints import check_whole, newest_whole
 from concertina.core.env import WorkerEnv, check_workers
 from concertina.core.errors import CheckpointError, JobFailed, UsageError
 from concertina.master.launch import MasterKeeper
 from concertina.master.machine import EXIT_INTERRUPTED_BY_USER, Change, Phase
-from concertina.master.service import JobSpec
+from concertina.master.service import SCRIPT, JobSpec
 from concertina.report import GenerationBook, Report, SampleBook
 
 STOP_SECONDS = 30.0  # a stopping worker may take this long to reach a step boundary and write its checkpoint
@@ -47,12 +48,21 @@ class RunSettings:
     threads: int = 1
     level: str = "D1"
     reduction: str = "auto"
+    scaling: str = Scaling.CONSISTENT
+    ramp: int = 100
+    largest_batch: int = 0
     record_dir: Path | None = None
     run_dir: Path | None = None
 
     def __post_init__(self) -> None:
         check_script(self.script)
-        WorkerEnv(virtual=self.virtual, level=self.level)
+        WorkerEnv(
+            virtual=self.virtual,
+            level=self.level,
+            scaling=self.scaling,
+            ramp=self.ramp,
+            largest_batch=self.largest_batch,
+        )
         check_workers(self.workers, self.virtual)
         if not 1 <= self.minimum <= self.workers:
             raise UsageError(f"--min {self.minimum}: needs 1 to {self.workers} (the workers to start with)")
@@ -91,7 +101,7 @@ class Run:
     ) -> None:
         """`backend` lets several runs share one nursery; otherwise the run has its own."""
         self.settings = settings
-        self.report = Report(virtual=settings.virtual)
+        self.report = Report(virtual=settings.virtual, scaling=str(settings.scaling))
         self._listener = listener
         self._own_dir = settings.run_dir is None
         self.run_dir = settings.run_dir or Path(tempfile.mkdtemp(prefix="concertina-run-"))
@@ -209,6 +219,9 @@ class Run:
             self._kill_at = time.monotonic() + STOP_SECONDS
         elif op == "answer":
             self._answers[message["request"]] = (message["accepted"], message["reason"])
+            if message["request"] == SCRIPT:
+                told = {"event": "script_answered", "accepted": message["accepted"], "reason": message["reason"]}
+                self._tell(told)
         elif op == "story":
             story = {name: value for name, value in message.items() if name != "op"}
             self._book.story(story)
@@ -241,6 +254,10 @@ class Run:
             level=s.level,
             reduction=s.reduction,
             record_dir=str(s.record_dir.resolve()) if s.record_dir else "",
+            scaling=str(s.scaling),
+            from_workers=s.workers,
+            ramp=s.ramp,
+            largest_batch=s.largest_batch,
         ).to_environ()
         del env["CONCERTINA_EVENTS_FD"]  # the nursery's own pipe
         self._backend.start_worker(number, s.script.resolve(), s.args, env, self.log_path(number))
@@ -269,6 +286,8 @@ class Run:
             self.master.say(op="failed", worker=event["worker"], error=event["error"])
         elif kind == "worker_started":
             self.workers[event["worker"]] = event["pid"]
+        elif kind == "batch":
+            self.report.batches.append({k: event[k] for k in ("step", "total", "reason")})
         elif kind == "samples":
             self._samples.add(event)
         elif kind == "prepared":

@@ -84,6 +84,21 @@ def run(
             help="How gradients are summed: auto, shared (memory), ring, or contexts (P gloo contexts; slow)."
         ),
     ] = "auto",
+    scaling: Annotated[
+        str,
+        typer.Option(
+            help="What a change of workers does to the batch. consistent: nothing, the bits stay those of DDP. strong: "
+            "the total batch stays. weak: it grows with the workers. hybrid: it grows as little as keeps them busy. "
+            "With weak and hybrid the result depends on the workers, and the learning rate follows the batch.",
+            metavar="MODE",
+        ),
+    ] = "consistent",
+    ramp: Annotated[
+        int, typer.Option(help="Steps in which the learning rate follows a change of the batch (weak, hybrid).")
+    ] = 100,
+    largest_batch: Annotated[
+        int, typer.Option(help="Samples that a device takes at once, for scripts that use session.parts(); 0: any.")
+    ] = 0,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for logs. Default: below the user's state folder.")
     ] = None,
@@ -110,6 +125,9 @@ def run(
         threads=threads,
         level=level,
         reduction=reduction,
+        scaling=scaling,
+        ramp=ramp,
+        largest_batch=largest_batch,
         run_dir=folder,
     )
     result = _run_and_show(settings, events, steps, quiet)
@@ -131,6 +149,7 @@ def _run_and_show(settings: RunSettings, events: Path | None, steps: int, quiet:
         display = stack.enter_context(Display(steps, quiet, sink))
         job = stack.enter_context(Run(settings, display))
         display.job = job
+        display.warn_of_scaling(settings.scaling)
         job.on_idle = display.forward_output
         stack.enter_context(_interruptible(job))
         result = job.to_end()
@@ -222,6 +241,10 @@ class Display:
         elif kind == "gpu_mix":
             verdict = "may mix GPU models" if event["may_mix"] else "must stay on one GPU model"
             self._say(f"the model {verdict}: {event['reason']}")
+        elif kind == "batch":
+            self._say(f"step {event['step']}: the total batch is {event['total']} from here on: {event['reason']}")
+        elif kind == "script_answered" and not event["accepted"]:
+            self._say(f"the script's wish for workers was refused: {event['reason']}")
         elif kind in ("worker_lost", "change_abandoned"):
             self._say(f"step {event.get('step', '')}: {event['reason']}" if "step" in event else event["reason"])
         elif kind == "checkpoint":
@@ -256,6 +279,18 @@ class Display:
     def _say(self, text: str) -> None:
         if not self._quiet:
             self._console.print(f"[dim]concertina[/dim] {text}", soft_wrap=True)
+
+    def warn_of_scaling(self, scaling: str) -> None:
+        if scaling in ("weak", "hybrid"):
+            self._say(
+                f"--scaling {scaling}: the batch follows the number of workers, so the promise of equal bits does not "
+                "hold; every sample is still trained once per epoch"
+            )
+        elif scaling == "strong":
+            self._say(
+                "--scaling strong: equal bits are not promised (today virtual workers cut the same total batch in the "
+                "same way as --scaling consistent)"
+            )
 
     def close_story(self, report: Report) -> None:
         if report.exit:

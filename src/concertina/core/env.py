@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from concertina.core.batch_scaling import Scaling
 from concertina.core.errors import UsageError
 
 PREFIX = "CONCERTINA_"
@@ -35,6 +36,10 @@ class WorkerEnv:
     level: str = "D1"
     reduction: str = "auto"  # auto, shared, ring or contexts
     record_dir: str = ""  # where `verify` wants per-step digests
+    scaling: str = "consistent"  # what a change of workers does to the batch
+    from_workers: int = 1  # how many the job began with, which batches are counted from
+    ramp: int = 100  # steps in which the learning rate follows a change of the batch
+    largest_batch: int = 0  # samples that the device takes at once, for session.parts(); 0: any number
 
     def __post_init__(self) -> None:
         if self.virtual < 1:
@@ -42,6 +47,10 @@ class WorkerEnv:
         check_workers(len(self.members), self.virtual, least=0)
         if self.level not in LEVELS:
             raise UsageError(f"determinism level {self.level!r} is not one of {', '.join(LEVELS)}")
+        if self.scaling not in list(Scaling):
+            raise UsageError(f"--scaling {self.scaling!r} is not one of {', '.join(Scaling)}")
+        if self.ramp < 0 or self.largest_batch < 0:
+            raise UsageError("--ramp and --largest-batch take numbers from 0 up")
 
     @property
     def joins(self) -> bool:

@@ -28,6 +28,7 @@ from concertina.store import Leadership, Store, open_store
 TTL_SECONDS = 1.5  # of the leader's lease
 POLL_MS = 50
 LAUNCHER = "launcher"
+SCRIPT = "script"  # the name of every request that the training script makes itself
 LINGER_SECONDS = 5.0  # a master whose job is over stays this long for the last confirmations
 
 
@@ -280,6 +281,8 @@ def event_of(name: str, body: Any) -> machine.Event | None:
         return machine.Stopped(worker, body["generation"], body["step"])
     if op == "dropped":
         return machine.Dropped(worker, body["generation"])
+    if op == "resize":
+        return machine.ResizeAsked(SCRIPT, body["workers"])
     return None
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, default_collate
 
+from concertina.core.cut_plan import CutPlan
 from concertina.core.errors import UnsupportedScript, UsageError
 from concertina.runtime.context_record import ContextReader, ContextWriter, LaneState, pack_lane, unpack_lane
 from concertina.runtime.torch_internals import numpy_seed_of_data_worker, set_data_worker_info
@@ -174,6 +175,8 @@ class Feed:
             )
             for v in range(virtual)
         ]
+        self.samples = len(self._samplers[0])  # of one virtual worker in an epoch
+        self.plan: CutPlan | None = None  # where batches are not all of `batch_size`
         self.batches_per_epoch = len(self._cut(0, 0))
         self.lanes: dict[Lane, LaneState] = {}  # as of the last batch that was handed out
         self.base_seeds: dict[int, int] = {}  # by virtual worker, for lanes that have not begun
@@ -184,7 +187,21 @@ class Feed:
 
     def _cut(self, v: int, epoch: int) -> list[tuple[int, ...]]:
         self._samplers[v].set_epoch(epoch)
-        return batch_indices(list(self._samplers[v]), self.options.batch_size, self.options.drop_last)
+        order = list(self._samplers[v])
+        if self.plan is not None:
+            return [tuple(order[lo:hi]) for lo, hi in self.plan.bounds()]
+        return batch_indices(order, self.options.batch_size, self.options.drop_last)
+
+    @property
+    def batches(self) -> int:
+        """In this epoch, as it is cut."""
+        return self.batches_per_epoch if self.plan is None else self.plan.batches
+
+    def cut_from(self, batch: int, size: int) -> None:
+        """Batches from `batch` on have `size` samples; takes effect with `open`."""
+        even = CutPlan.even(self.samples, self.options.drop_last, self.options.batch_size)
+        plan = (self.plan or even).from_batch(batch, size)
+        self.plan = None if plan == even else plan
 
     def sample_counts(self) -> list[int]:
         """Samples by batch, the same for every virtual worker: DistributedSampler gives all of them equally many."""
@@ -212,7 +229,7 @@ class Feed:
             return
         begun: set[Lane] = set()
         self._tasks.tasks = []
-        for batch in range(first_batch, self.batches_per_epoch):
+        for batch in range(first_batch, self.batches):
             for v in order:
                 lane = (v, batch % self.options.num_workers)
                 start = None if lane in begun else self.lanes.get(lane) or LaneSeed()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from concertina.core.cut_plan import CutPlan
 from concertina.core.errors import UsageError
 from concertina.runtime.data import Feed
 from concertina.runtime.fabric import PeersLost
@@ -25,7 +26,7 @@ class SessionLoader:
         self._mid_pass = False  # the checkpoint was taken inside a pass
 
     def __len__(self) -> int:
-        """Batches per epoch and virtual worker, as under DDP."""
+        """Batches per epoch and virtual worker, as under DDP: of `batch_size` samples, even while they are larger."""
         return self.feed.batches_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
@@ -56,8 +57,15 @@ class SessionLoader:
     def epoch_done(self) -> None:
         self.passes = self._skip = 0
 
-    def state(self, active: bool) -> dict[str, int | bool]:
-        return {"passes": self.passes, "batch": self.index, "mid_pass": active}
+    def cut(self, batch: int) -> None:
+        """Batches from `batch` on are as large as the job's batches are now."""
+        self.feed.cut_from(batch, self._session.scale.size(self.feed.options.batch_size, self.feed.samples))
+
+    def state(self, active: bool) -> dict[str, Any]:
+        state: dict[str, Any] = {"passes": self.passes, "batch": self.index, "mid_pass": active}
+        if self.feed.plan is not None:
+            state["cuts"] = [list(cut) for cut in self.feed.plan.cuts]
+        return state
 
     def join(self, state: dict[str, Any]) -> None:
         """A newcomer stands where the others stand: it has been past every pass that they have."""
@@ -67,6 +75,9 @@ class SessionLoader:
     def load(self, state: dict[str, Any]) -> None:
         self.passes = self._skip = state["passes"]
         self._resume_at, self._mid_pass = state["batch"], state["mid_pass"]
+        cuts = state.get("cuts")
+        feed = self.feed
+        feed.plan = None if cuts is None else CutPlan.load(feed.samples, feed.options.drop_last, cuts)
 
 
 class Pass:
@@ -82,6 +93,7 @@ class Pass:
         self._number = loader.passes  # of this pass within its epoch
         self._first = loader.begin_pass()
         loader.index = self._first
+        loader.cut(self._first)
         if fresh:
             session.elastic.begin_pass(self._first)
         else:
@@ -109,9 +121,9 @@ class Pass:
         while self._turn < 0 or self._turn == len(session.engine.order):
             if self._turn >= 0:
                 self.complete_round()
-            if session.finishing or loader.index >= len(loader):
+            if session.finishing or loader.index >= loader.feed.batches:
                 self._exhausted = True
-                self.end(completed=loader.index >= len(loader))
+                self.end(completed=loader.index >= loader.feed.batches)
                 raise StopIteration
             try:
                 session.begin_round()
@@ -146,6 +158,7 @@ class Pass:
         self._turn = -1
         self._session.rounds -= self._loader.index - batch
         self._loader.index = batch
+        self._loader.cut(batch)
         self._loader.feed.open(self._session.epoch, batch, self._session.engine.order, new_pass=False)
 
     def end(self, completed: bool) -> None:
@@ -175,10 +188,11 @@ class Pass:
             first=self._first,
             end=end,
             round=session.rounds - (loader.index - self._first),
-            batches=len(loader),
+            batches=loader.feed.batches,
             size=loader.feed.options.batch_size,
             seen=sum(counts[self._first : end]),
             expected=sum(counts),
+            **({} if loader.feed.plan is None else {"cuts": [n for cut in loader.feed.plan.cuts for n in cut]}),
         )
 
 

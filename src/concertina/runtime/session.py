@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
+from concertina.core.batch_scaling import Scaling
 from concertina.core.checkpoints import Manifest, folder_name
 from concertina.core.env import WorkerEnv
 from concertina.core.errors import UsageError
 from concertina.runtime import environment
 from concertina.runtime.buckets import DdpOptions
+from concertina.runtime.catch_up import CatchUp
 from concertina.runtime.checkpoint import pack_parts, read_checkpoint, to_bytes, unpack_parts, write_checkpoint
 from concertina.runtime.context_record import tensor_from_bytes, tensor_to_bytes
 from concertina.runtime.data import Feed, LoaderOptions
@@ -34,6 +37,7 @@ from concertina.runtime.prepared import Prepared
 from concertina.runtime.recorder import Recorder
 from concertina.runtime.reducers import ReducerFactory
 from concertina.runtime.rng import RandomState
+from concertina.runtime.scaling import BatchScale, gate_rate, parts_of, script_factor
 from concertina.runtime.scan import check_model, check_nothing_forgotten, check_optimizer
 from concertina.runtime.virtual import VirtualEngine
 
@@ -84,6 +88,7 @@ class Session:
         self._unsent: tuple[int, int, float, dict[str, Any]] | None = None
         self.recorder: Recorder | None = None
         self.events = EventPipe(env.events_fd, env.worker)
+        self.scale = BatchScale(Scaling(env.scaling), env.virtual, env.from_workers, env.ramp)
         self.step = 0  # optimizer steps that are complete
         self.rounds = 0  # that counted, in the whole job: steps, accumulation and evaluation
         self.epoch = 0
@@ -248,6 +253,7 @@ class Session:
     def _gate(self, prepared: Prepared, engine: VirtualEngine) -> None:
         for optimizer in prepared.optimizers:
             gate_optimizer(optimizer, engine)
+            gate_rate(optimizer, engine, lambda: self.scale.rate_factor(self.step))
         for scheduler in prepared.schedulers:
             gate_scheduler(scheduler, engine)
         for scaler in prepared.scalers:
@@ -367,6 +373,41 @@ class Session:
         finally:
             before.restore()
 
+    def parts(self, batch: Any, largest: int = 0) -> Iterator[tuple[float, Any]]:
+        """A batch in parts that fit the device, each with the weight that its loss gets; all but the last without a
+        reduction. `largest` samples per part, or what `--largest-batch` says; with neither, the batch as it is."""
+        before = self.engine.sync_allowed
+        try:
+            for weight, part, last in parts_of(batch, largest or self._env.largest_batch):
+                self.engine.sync_allowed = before and last
+                yield weight, part
+        finally:
+            self.engine.sync_allowed = before
+
+    def scale_batch(self, factor: float | Fraction, ramp: int | None = None) -> None:
+        """From the next pass on, batches of `factor` times the loaders' batch_size (not times the present one).
+
+        The learning rate becomes `factor` times that of the script's own schedule, in equal increments over `ramp`
+        steps. To be called between loops over the data, where all workers come by.
+        """
+        if self._pass is not None:
+            raise UsageError("scale_batch() inside the loop over the data: call it above that loop, once per epoch")
+        if self.scale.by_script(script_factor(factor), self.step, ramp):
+            self._told_of_batch()
+
+    def request_workers(self, workers: int) -> None:
+        """Asks for another number of workers; training goes on, and they come when they are ready, or not at all."""
+        if not 1 <= workers <= self.size:
+            raise UsageError(
+                f"request_workers({workers}): a job of {self.size} virtual workers takes 1 to {self.size} workers"
+            )
+        if self.is_main and not self.follows:
+            self.membership.say(op="resize", workers=workers)
+
+    def _told_of_batch(self) -> None:
+        if self.is_main and self.scale.total:
+            self.events.emit("batch", step=self.step, total=self.scale.total, reason=self.scale.reason)
+
     def log(self, **values: Any) -> None:
         """Numbers of the current step; those of virtual worker 0 appear in the event stream."""
         if self.recorder is not None and self._engine is not None and self._engine.turn is not None:
@@ -403,6 +444,7 @@ class Session:
             self._let_in = False  # state and contexts are those of the step at which the others let us in
         elif self._loaded is not None and new.loader.resumes:
             self._apply(*self._loaded)  # what code above the loop did was done in the generation before, too
+            self._restore_scale(self._loaded[0])
             self._wants[STOP] = self._loaded[0]["stop"]  # takes effect after the next step, as it would have there
         else:
             self.engine.come_inside()
@@ -456,6 +498,8 @@ class Session:
             agreed = elastic.agree(advances, self._pass.loader.index, steps=0)
         if stepped:
             self.step += 1
+            feed = self._pass.loader.feed
+            self.scale.stepped(time.monotonic(), feed.options.batch_size, feed.samples)
             elastic.step = self.membership.step = self.step
             self.membership.pace = time.monotonic() - self._step_began
             self._send_step()
@@ -484,6 +528,7 @@ class Session:
         if self._pass is not None:
             self._pass.account(self.elastic.point_batch)  # for all, since those who are gone cannot
         self.elastic.recover(self._pass)
+        self._scale_to_workers()
         if self._pass is not None:
             self._pass.rewind(self.elastic.point_batch)
         self._told_of_generation("recovered")
@@ -532,6 +577,8 @@ class Session:
             self._write(Path(env.checkpoint_dir) / folder_name(self.step))
         if stepped and not self.finishing and agreed.change_to > self.elastic.generation.formation.generation:
             self._change_over(agreed.change_to)
+        if stepped and not self.finishing:
+            self._learn_step_time()
         self.membership.confirm_dropped()
 
     def _change_over(self, generation: int) -> None:
@@ -541,8 +588,23 @@ class Session:
             self.elastic.change_over(generation)
         except EndOfRun as end:
             self._leave(end)
+        self._scale_to_workers()
         self._pass.rewind(self._pass.loader.index)
         self._told_of_generation("changed_over")
+
+    def _scale_to_workers(self) -> None:
+        if self.scale.by_workers(self.workers, self.step):
+            self._told_of_batch()
+
+    def _learn_step_time(self) -> None:
+        """Hybrid scaling, some steps after a change: the slowest member's time decides whether the batch grows."""
+        if not self.scale.due(self.step):
+            return
+        times = [row[0] for row in self.elastic.generation.fabric.exchange([self.scale.microseconds])]
+        if min(times) > 0 and self.scale.learn(self.step, max(times) * 1e-6):
+            assert self._pass is not None
+            self._pass.rewind(self._pass.loader.index)
+            self._told_of_batch()
 
     def _leave(self, end: EndOfRun) -> NoReturn:
         """Out of the user's loop; remembered, should the script catch what it ought to let pass."""
@@ -594,10 +656,15 @@ class Session:
         self._started = True
         if self._env.joins:
             self._follower = Follower(self.engine, self.membership, self.elastic, self._desk, self._prepared)
+            self._follower.on_synced = self._tell_of_catching_up
+            self.events.emit("ready")
             self.epoch = self._follower.wait_until_let_in()
+            self.events.emit("following", epoch=self.epoch)
             return
         if self._env.resume:
             self._load(Path(self._env.resume))
+        if self.scale.workers != self.workers:
+            self._scale_to_workers()
         elastic = self.elastic
         elastic.step = self.membership.step = self.step
         self._desk.clock = 2 * self.step
@@ -620,6 +687,7 @@ class Session:
             "rounds": self.rounds,
             "epoch": self.epoch,
             "stop": self._wants[STOP],
+            "scaling": self.scale.state(),
             "loaders": [
                 loader.state(active=self._pass is not None and self._pass.loader is loader) for loader in self._loaders
             ],
@@ -675,10 +743,18 @@ class Session:
         self._apply(shared, contexts)
         self.step, self.epoch = shared["step"], shared["epoch"]
         self.rounds = shared.get("rounds", 0)
+        self._restore_scale(shared)
         self._loader_states = dict(enumerate(shared["loaders"]))
         self._loader_contexts = {v: state["loaders"] for v, state in contexts.items()}
         for loader in self._loaders:
             self._restore_loader(loader)
+
+    def _restore_scale(self, shared: Any) -> None:
+        state = shared.get("scaling")
+        if state is not None:
+            self.scale.load(state)
+            if self.scale.workers != self.workers:
+                self.scale.by_workers(self.workers, self.step)
 
     def _apply(self, shared: Any, contexts: dict[int, Any]) -> None:
         self._prepared.load(shared)
@@ -715,12 +791,18 @@ class Session:
     def follows(self) -> bool:
         return self._follower is not None
 
+    def _tell_of_catching_up(self, catch_up: CatchUp | None) -> None:
+        if catch_up is not None:
+            self.events.emit("copied", at=catch_up.copied_at, bytes=catch_up.copied_bytes)
+            self.events.emit("synced", replayed=catch_up.replayed, differing=catch_up.differing)
+
     def follow(self, loader: SessionLoader) -> bool:
         """Whether this newcomer trains from here on; False if the others are in another pass."""
         assert self._follower is not None
         rest = self._follower.follow(self.epoch, loader.number, loader.passes)
         if rest is None:
             return False
+        late = self._follower.late
         self._follower = None
         self.step, self.epoch, self.rounds = rest["step"], rest["epoch"], rest["rounds"]
         self.membership.step = self.step
@@ -729,9 +811,11 @@ class Session:
         self._wants[STOP] = rest["stop"]
         for other, state in zip(self._loaders, rest["loaders"], strict=True):
             other.join(state)
+        self.scale.load(rest["scaling"])
+        self.scale.by_workers(self.workers, self.step)
         self.elastic.point_batch = loader.index
         self._let_in = True
-        self.events.emit("training", step=self.step, epoch=self.epoch)
+        self.events.emit("training", step=self.step, epoch=self.epoch, late=late)
         self._told_of_generation("joined_generation")
         return True
 
