@@ -1,0 +1,156 @@
+"""The figures of `benchmarks.rescale` as tables, in its page under docs/results."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "rescale.md"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+KINDS = ("grow", "shrink", "move")
+NAMES = {
+    "ours": "**concertina**",
+    "copy": "copying at the switch (Elan's way)",
+    "resume": "stop, checkpoint, resume",
+    "torchrun": "torchrun's elastic restart",
+}
+
+DETAILS = (
+    "MB",
+    "change",
+    "pause, median ms",
+    "tenth of a step or 20 ms",
+    "three steps",
+    "noise",
+    "longest, median / worst",
+    "starting",
+    "catching up (steps)",
+)
+
+
+def _ms(values: Sequence[float]) -> str:
+    if not values:
+        return "not measured"
+    return f"{1000 * statistics.median(values):,.0f} / {1000 * max(values):,.0f} ({len(values)})"
+
+
+def _of(found: Mapping[str, Any], kind: str, what: str) -> list[Any]:
+    return [row[what] for row in found["changes"] if row["kind"] == kind]
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else float("nan")
+
+
+def in_short(found: Mapping[str, Any]) -> str:
+    """One line, or a few."""
+    if found["way"] == "overhead":
+        parts = ", ".join(f"{name} {taken:.1f}" for name, taken in found["microseconds"].items())
+        total = sum(found["microseconds"].values())
+        return f"P={found['virtual']}: {total:.0f} microseconds of CPU per step ({parts})"
+    head = f"{found['way']}, {found['megabytes']:g} MB ({found['seconds']} s, load {found['load'][0]:.1f}): "
+    body = "; ".join(
+        f"{kind} {_ms(_of(found, kind, 'pause'))} ms of a {1000 * _median(_of(found, kind, 'step')):.0f} ms step"
+        for kind in KINDS
+        if _of(found, kind, "pause")
+    )
+    return head + body + (f"; not seen: {found['not_seen']}" if found["not_seen"] else "")
+
+
+def _pauses(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    out = [
+        "Pause of the workers that stay, ms: median / worst (changes). A usual step of the new world beside it.",
+        "",
+        "| MB of parameters | | growing 2 -> 3 | shrinking 3 -> 2 | moving one of 3 | step, ms |",
+        "|---|---|---|---|---|---|",
+    ]
+    for size in sorted({found["megabytes"] for found in results}):
+        for way, name in NAMES.items():
+            for found in results:
+                if found["way"] == way and found["megabytes"] == size:
+                    cells = " | ".join(_ms(_of(found, kind, "pause")) for kind in KINDS)
+                    steps = ", ".join(
+                        f"{1000 * _median(_of(found, k, 'step')):.0f}" for k in KINDS if _of(found, k, "step")
+                    )
+                    out.append(f"| {size:g} | {name} | {cells} | {steps} |")
+    return out
+
+
+def _details(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    out = [
+        "Ours in detail. *Three steps*: what the first three steps of the new world took beyond three usual ones.",
+        "*Noise*: how far its later steps lie from a usual one (median). *Longest*: the longest step between request",
+        "and change, beyond a usual one. *Starting*, *catching up*: steps while the newcomer started, and while it",
+        "caught up, in usual ones.",
+        "",
+        f"| {' | '.join(DETAILS)} |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for found in sorted((f for f in results if f["way"] == "ours"), key=lambda f: f["megabytes"]):
+        for kind in KINDS:
+            pause, step = _median(_of(found, kind, "pause")), _median(_of(found, kind, "step"))
+            goal = max(0.02, step / 10)
+            start = [ratio for row in _of(found, kind, "start_ratios") for ratio in row]
+            catch = [ratio for row in _of(found, kind, "catch_up_ratios") for ratio in row]
+            out.append(
+                f"| {found['megabytes']:g} | {kind} | {1000 * pause:.1f} | {1000 * goal:.0f}: "
+                f"{'met' if pause <= goal else '**missed**'} | {1000 * _median(_of(found, kind, 'spread')):.1f} | "
+                f"{1000 * _median(_of(found, kind, 'noise')):.1f} | {_ms(_of(found, kind, 'longest'))} | "
+                f"{f'{_median(start):.2f}' if start else '-'} | "
+                f"{f'{_median(catch):.2f} ({len(catch)})' if catch else '-'} |"
+            )
+        kept = "every worker kept its process" if found["pids_kept"] else "**some worker was started again**"
+        out += [f"| {found['megabytes']:g} | | {kept}; troubles: {len(found['troubles'])} | | | | | | |"]
+    return out
+
+
+def _ratios(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Growing: others' median pause by ours, which counts as 1 ms at least."""
+    out = ["Growing, the median pause of others in ours (ours counted as at least 1 ms):", ""]
+    for size in sorted({found["megabytes"] for found in results}):
+        medians = {
+            f["way"]: _median(_of(f, "grow", "pause"))
+            for f in results
+            if f["megabytes"] == size and _of(f, "grow", "pause")
+        }
+        if "ours" in medians:
+            ours = max(1e-3, medians.pop("ours"))
+            words = [f"{NAMES[way]} {value / ours:,.0f} times" for way, value in medians.items()]
+            out.append(f"- {size:g} MB: {', '.join(words) or 'not measured'}")
+    return out
+
+
+def _overhead(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    out = [
+        "CPU time of coordination while nothing changes, microseconds per step and worker; two workers, tiny model:",
+        "",
+        "| P | in all | of which |",
+        "|---|---|---|",
+    ]
+    for found in sorted(results, key=lambda f: f["virtual"]):
+        parts = ", ".join(f"{name} {taken:.1f}" for name, taken in found["microseconds"].items())
+        out.append(f"| {found['virtual']} | {sum(found['microseconds'].values()):.0f} | {parts} |")
+    return out
+
+
+def tables(results: Sequence[Mapping[str, Any]]) -> str:
+    changes = [found for found in results if found["way"] != "overhead"]
+    still = [found for found in results if found["way"] == "overhead"]
+    load = ", ".join(f"{f['way']} {f.get('megabytes', f.get('virtual')):g}: {f['load'][0]:.1f}" for f in results)
+    parts = []
+    if changes:
+        parts += [*_pauses(changes), "", *_details(changes), "", *_ratios(changes), ""]
+    if still:
+        parts += [*_overhead(still), ""]
+    return "\n".join([*parts, f"Load of the machine before each row: {load}."])
+
+
+def write(scratch: Path) -> None:
+    """Puts the tables between the marks of the page; prose around them stays."""
+    results = [json.loads(path.read_text()) for path in sorted(scratch.glob("*.json"))]
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{tables(results)}\n\n{END}{after}")
+    print(f"{len(results)} rows, in {PAGE}")
