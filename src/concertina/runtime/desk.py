@@ -17,9 +17,10 @@ SLOTS = 4  # records kept per virtual worker
 META = 1 << 16  # bytes for what a follower needs of one step
 METAS = 4  # steps of it that are kept
 
-_CLOCK, _PUBLISHED, _ROUND, _SWITCH_GENERATION, _SWITCH_STEP, _LAYOUT = 0, 1, 2, 3, 4, 5
+_CLOCK, _PUBLISHED, _ROUND, _SWITCH_GENERATION, _SWITCH_STEP, _OVERWRITTEN, _CANNOT_READ = 0, 1, 2, 3, 4, 5, 6
 _PLACE = 8  # epoch, loader, pass, batch
 _HANDED = 16  # length of the address of the state handed over, and the address
+_DESCRIBED = 32  # generation it was made for, length of the address of a description of the state, and the address
 _WORDS = 64
 _SLOT_WORDS = 4  # number, final, length, sequence
 
@@ -119,14 +120,37 @@ class Desk:
             self.words[_PLACE + k] = word
 
     @property
-    def layout(self) -> int:
-        """Counts up whenever the memory that others read from has moved."""
-        return self.words[_LAYOUT]
+    def cannot_read(self) -> bool:
+        """A newcomer's: it may not look into the members' memory and needs all of the state handed over."""
+        return bool(self.words[_CANNOT_READ])
 
-    def moved(self) -> None:
-        self.words[_LAYOUT] += 1
+    @cannot_read.setter
+    def cannot_read(self, value: bool) -> None:
+        self.words[_CANNOT_READ] = int(value)
 
     # -- what a follower needs of a step -----------------------------------------------------------------------------
+
+    def describe(self, generation: int, address: str) -> None:
+        """Where it is written down in which memory of this process the state lies."""
+        raw = address.encode()
+        at = 8 * (_DESCRIBED + 2)
+        self.segment.memory[at : at + len(raw)] = raw
+        self.words[_DESCRIBED + 1] = len(raw)
+        self.words[_DESCRIBED] = generation
+
+    @property
+    def described(self) -> tuple[int, str]:
+        at = 8 * (_DESCRIBED + 2)
+        return self.words[_DESCRIBED], self.segment.memory[at : at + self.words[_DESCRIBED + 1]].decode()
+
+    @property
+    def overwritten(self) -> int:
+        """The step whose gradients take, or have taken, the place of those before."""
+        return self.words[_OVERWRITTEN]
+
+    @overwritten.setter
+    def overwritten(self, step: int) -> None:
+        self.words[_OVERWRITTEN] = step
 
     def publish(self, step: int, meta: Mapping[str, Any]) -> None:
         """The gradients of `step`, as the optimizer takes them, lie where `describe` said."""

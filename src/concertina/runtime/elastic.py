@@ -7,6 +7,7 @@ or at the beginning of a pass; each worker keeps its virtual workers' contexts o
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from concertina.runtime.handover import hand_over
 from concertina.runtime.interrupts import Left
 from concertina.runtime.membership import Generation, Membership
 from concertina.runtime.segments import Segment
+from concertina.runtime.state_map import describe, items
 from concertina.runtime.virtual import VirtualEngine
 
 if TYPE_CHECKING:
@@ -58,6 +60,11 @@ class Elastic:
         self.prepared: Any = None
         self.step = 0
         self.agreement: Agreement | None = None
+        self._described = 0  # the generation whose newcomers know where our state lies
+        self._described_at: list[int] = []
+        self._description: Segment | None = None
+        self._stepped: dict[str, list[dict[str, Any]]] = {}  # optimizers of this step, with their hyperparameters
+        self._grads_at: dict[int, int] = {}  # parameter -> address of the gradient that was used
         self.sources: list[Desk] = []  # a newcomer's: of those who trained before it did
         self.point_batch = 0  # the batch to go on with from the last recovery point
         self.switched_at = 0.0
@@ -80,7 +87,7 @@ class Elastic:
 
     def agree(self, advances: bool, next_batch: int, steps: int) -> Agreement:
         """Meets the others. With `advances`, what this round did counts from here on; `steps` optimizer steps of it."""
-        self._membership.hold(self.step + steps)
+        self._membership.hold(self.step + steps, self._while_held)
         self._wait_for_newcomers(self.step + steps)
         if advances:
             self._keep_contexts(self._engine.point + 1)
@@ -201,7 +208,8 @@ class Elastic:
         began = time.monotonic()
         old = self.generation
         if wanted.joiners and self.is_main:
-            self._handed, _ = hand_over(self.prepared, self.rest_of_state())
+            whole = any(self._joining_desk(number).cannot_read for number in wanted.joiners)
+            self._handed = hand_over(self.prepared, self.rest_of_state(), whole)
             self._desk.announce_switch(generation, self.step, self._handed.address)
         else:
             self._desk.announce_switch(generation, self.step, "")
@@ -215,6 +223,13 @@ class Elastic:
         self._load_moved(old, new)
         self.keep_anew()
         self.switched_at = time.monotonic() - began
+
+    def _joining_desk(self, number: int) -> Desk:
+        wanted, pending = self._membership.wanted, self._membership.pending
+        assert wanted is not None
+        if pending is not None:
+            return pending.desks[number]
+        return Desk.open(wanted.desks[wanted.members.index(number)], self._engine.virtual)
 
     def _load_moved(self, old: Generation, new: Generation) -> None:
         """Contexts of the virtual workers that come here, from the desks of those who had them."""
@@ -241,6 +256,76 @@ class Elastic:
         if self._previous is not None:
             self._membership.take_down(self._previous)
             self._previous = None
+
+    # -- for those who follow ----------------------------------------------------------------------------------------
+
+    def show_state(self) -> None:
+        """At the end of every step: as long as newcomers follow, they find here what they need."""
+        wanted = self._membership.wanted
+        if wanted is None or not wanted.joiners:
+            if self._described:
+                self._stop_showing()
+            self._desk.clock = 2 * self.step
+            return
+        self._desk.clock = 2 * self.step
+        if self._described == wanted.generation and self._where() == self._described_at:
+            self._desk.publish(self.step, self._followed())
+        else:
+            self._describe(wanted.generation)
+
+    def _stop_showing(self) -> None:
+        self._engine.on_update = None
+        self._described = 0
+        drop_second = getattr(self._engine.reducer, "drop_second", None)
+        if drop_second is not None:
+            drop_second()
+
+    def _where(self) -> list[int]:
+        return [item.tensor.data_ptr() for item in items(self.prepared)]
+
+    def _describe(self, generation: int) -> None:
+        """Writes down where the state lies, and from now on what every step does to it."""
+        self._desk.publish(self.step, {"readable": False, "optimizers": {}})
+        description = json.dumps({"pid": os.getpid(), "memory": describe(self.prepared)}).encode()
+        self._description = Segment.create(len(description) + 8)
+        self._description.memory[: len(description) + 8] = len(description).to_bytes(8, "little") + description
+        self._described, self._described_at = generation, self._where()
+        self._stepped, self._grads_at = {}, {}
+        make_second = getattr(self._engine.reducer, "make_second", None)
+        if make_second is not None:
+            self._membership.in_background(make_second)
+        self._engine.on_update = self._before_update
+        self._engine.before_results = self._before_results
+        self._desk.describe(generation, self._description.address)
+
+    def _while_held(self) -> None:
+        """Everybody waits in the middle of a step for newcomers, who need to know where the state lies."""
+        wanted = self._membership.wanted
+        if wanted is not None and wanted.joiners and self._described != wanted.generation:
+            self._describe(wanted.generation)
+
+    def _before_update(self, k: int) -> None:
+        """Optimizer k is about to step: notes the gradients and hyperparameters that it takes."""
+        self._desk.clock = 2 * self.step + 1
+        groups = self.prepared.optimizers[k].param_groups
+        self._stepped[str(k)] = [{n: v for n, v in group.items() if n != "params"} for group in groups]
+        given = {id(p): g for p, g in zip(self._engine.params, self._engine.given, strict=False)}
+        for i, param in enumerate(self.prepared.model.parameters()):
+            if param.grad is not None and self._grads_at.get(i) is None:
+                ours = param.grad is given.get(id(param))
+                self._grads_at[i] = param.grad.data_ptr() if ours else -1
+
+    def _before_results(self) -> None:
+        self._desk.overwritten = self.step + 1
+
+    def _followed(self) -> dict[str, Any]:
+        """What a newcomer needs to do this step's update itself."""
+        stepped, grads = self._stepped, self._grads_at
+        self._stepped, self._grads_at = {}, {}
+        plain = all(_is_plain(v) for groups in stepped.values() for group in groups for v in group.values())
+        count = sum(1 for _ in self.prepared.model.parameters())
+        addresses = [grads.get(i, 0) for i in range(count)]
+        return {"readable": plain and -1 not in addresses, "optimizers": stepped if plain else {}, "grads": addresses}
 
     # -- losses ------------------------------------------------------------------------------------------------------
 
@@ -283,3 +368,9 @@ class Elastic:
         if engine.generation is None:
             return b""  # a newcomer has nothing to tell
         return json.dumps({"layout": engine.layout.state(), "environment": environment}).encode()
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_plain(part) for part in value)
+    return value is None or isinstance(value, int | float | bool | str)

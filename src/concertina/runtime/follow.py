@@ -4,13 +4,16 @@ It runs the user's script like everybody, up to the loop over the data. There it
 pass, until they announce the step after which it is one of them; then it has the state of that step and takes turns.
 """
 
+import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from concertina.core.errors import ConcertinaError
 from concertina.core.formation import Formation
+from concertina.runtime.catch_up import CatchUp
 from concertina.runtime.desk import Desk
 from concertina.runtime.elastic import Elastic
 from concertina.runtime.fabric import LIMIT_SECONDS, PeersLost
@@ -18,6 +21,7 @@ from concertina.runtime.handover import load_small_state, receive
 from concertina.runtime.interrupts import Left
 from concertina.runtime.membership import Generation, Membership
 from concertina.runtime.prepared import Prepared
+from concertina.runtime.segments import Segment
 from concertina.runtime.state_map import make_room, read_memory
 from concertina.runtime.virtual import VirtualEngine
 
@@ -37,6 +41,12 @@ class Follower:
         self._prepared = prepared
         self._formation: Formation | None = None
         self._sources: dict[int, Desk] = {}
+        self._catch_up: CatchUp | None = None
+        self._followed: Desk | None = None
+        self._described = ""
+        self._looked_for = 0  # generation for which it is known whom to follow
+        self.late = -1  # pieces that had to be copied at the switch
+        self.on_synced: Callable[[CatchUp | None], None] = lambda catch_up: None
         self._synced = 0  # generation that we have said to be ready for
 
     # -- finding the others ------------------------------------------------------------------------------------------
@@ -87,18 +97,54 @@ class Follower:
             if place[1] >= 0 and place[:3] != mine and place[0] >= epoch:
                 return None
             self._desk.place = (*mine, place[3])
-            if place[:3] == mine:
-                self._keep_up()
-            time.sleep(IDLE_SECONDS)
+            if place[:3] != mine or not self._keep_up():
+                time.sleep(IDLE_SECONDS)
         raise ConcertinaError(f"nobody let this newcomer in within {LIMIT_SECONDS:.0f} s")
 
-    def _keep_up(self) -> None:
+    def _keep_up(self) -> bool:
+        """Copies, replays or compares a little; False if there was nothing to do."""
         assert self._formation is not None
-        self._desk.clock = max(desk.clock for desk in self._sources.values())
         generation = self._formation.generation
+        if self._looked_for != generation or self._has_moved():
+            self._find_description(generation)
+            return False
+        worked = self._catch_up.work() if self._catch_up is not None else False
+        if self._catch_up is None:
+            self._desk.clock = max(desk.clock for desk in self._sources.values()) // 2 * 2
+        elif self._catch_up.in_step:
+            self._desk.clock = 2 * self._catch_up.version
+        else:
+            return worked
         if self._synced != generation:
             self._synced = generation
             self._membership.say(op="synced", generation=generation)
+            self.on_synced(self._catch_up)
+        return worked
+
+    def _has_moved(self) -> bool:
+        """Whether the member that we follow keeps its state in other memory than it said."""
+        return self._followed is not None and self._followed.described[1] != self._described
+
+    def _find_description(self, generation: int) -> None:
+        """The member to follow is one of those who have written down where their state lies; each newcomer another."""
+        ready = [desk for _, desk in sorted(self._sources.items()) if desk.described[0] == generation]
+        if len(ready) < len(self._sources):
+            return
+        self._looked_for = generation
+        self._catch_up = None
+        desk = ready[self._membership.number % len(ready)]
+        self._followed, self._described = desk, desk.described[1]
+        try:
+            segment = Segment.open(desk.described[1])
+            size = int.from_bytes(segment.memory[:8], "little")
+            found = json.loads(segment.memory[8 : 8 + size])
+            if found["memory"] is None:
+                return  # on a GPU: all of the state is handed over at the switch
+            probe = torch.empty(1, dtype=torch.uint8)
+            read_memory(found["pid"], found["memory"]["items"][0][3], probe)
+            self._catch_up = CatchUp(found["pid"], desk, self._prepared, found["memory"])
+        except OSError:
+            self._desk.cannot_read = True
 
     def _announced(self) -> tuple[int, int, str] | None:
         """Generation, step and address of the state, once a member has said that we belong to them."""
@@ -119,10 +165,7 @@ class Follower:
         if state["memory"] is None:
             self._prepared.load(state["whole"])
         else:
-            pid = int(address.split("/")[0])
-            with torch.no_grad():
-                for there, tensor in make_room(self._prepared, state["memory"]):
-                    read_memory(pid, there, tensor)
+            self._complete(step, address, state["memory"])
             load_small_state(self._prepared, state["small"])
         self._engine.load_shared_state(rest["engine"])
         self._engine.point = rest["point"]
@@ -133,6 +176,16 @@ class Follower:
         self._elastic.keep_anew()
         self._membership.say(op="switched", generation=formation.generation, step=step)
         return rest
+
+    def _complete(self, step: int, address: str, memory: dict[str, Any]) -> None:
+        """Parameters and optimizer state as they are after `step`."""
+        if self._catch_up is not None and self._catch_up.items == len(memory["items"]):
+            self.late = self._catch_up.finish(step)
+            return
+        pid = int(address.split("/")[0])
+        with torch.no_grad():
+            for there, tensor in make_room(self._prepared, memory):
+                read_memory(pid, there, tensor)
 
     def _take_contexts(self, generation: Generation) -> None:
         """Of our virtual workers, from the desks of those who had them before."""

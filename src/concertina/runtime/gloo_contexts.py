@@ -83,6 +83,7 @@ class ContextsReducer:
     """Reducer over `GlooContexts`."""
 
     name = "gloo contexts"
+    overwrites_early = True
 
     def __init__(
         self, layout: BucketLayout, placement: VirtualPlacement, contexts: GlooContexts, fabric: Fabric

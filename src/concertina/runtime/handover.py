@@ -35,9 +35,9 @@ def load_small_state(prepared: Prepared, state: dict[str, Any]) -> None:
         thing.load_state_dict(state["registered"][name])
 
 
-def hand_over(prepared: Prepared, rest: dict[str, Any]) -> tuple[Segment, int]:
-    """Lays the state out for newcomers: where to read the large part, and the rest of it; the segment and its size."""
-    memory = describe(prepared)
+def hand_over(prepared: Prepared, rest: dict[str, Any], whole: bool) -> Segment:
+    """Lays the state out for newcomers: where to read the large part, and the rest of it; or all, if that is asked."""
+    memory = None if whole else describe(prepared)
     state = {"rest": rest, "memory": memory, "small": small_state(prepared)}
     if memory is None:  # on a GPU, or in some form that cannot be read from outside
         state["whole"] = prepared.state()
@@ -45,7 +45,7 @@ def hand_over(prepared: Prepared, rest: dict[str, Any]) -> tuple[Segment, int]:
     segment = Segment.create(len(data) + 8)
     segment.memory[:8] = len(data).to_bytes(8, "little")
     segment.memory[8 : 8 + len(data)] = data
-    return segment, len(data)
+    return segment
 
 
 def receive(address: str) -> dict[str, Any]:

@@ -64,7 +64,11 @@ class Membership:
         self._armed = 0
         self._lost: set[int] = set()
         self._watched: list[Fabric] = []  # every fabric that a loss must be told to
+        self._abandoned: set[int] = set()  # generations that will never be
+        self._formed = -1  # the newest generation that was formed at once
+        self._parked = False  # too few are left; nobody trains on before others have come
         self._dropped: list[int] = []  # generations that newcomers' ends have made impossible, not yet confirmed
+        self._current: Generation | None = None  # in force
         self.dismissed = False
         self._next_hold = env.hold_at
         self.step = 0  # for signs of life
@@ -102,7 +106,7 @@ class Membership:
             elif op == "lost":
                 self._on_lost(body["lost"])
             elif op == "release":
-                self._next_hold = 0
+                self._next_hold = body["next_hold"]
             elif op == "dismiss":
                 self.dismissed = True
             self._changed.notify_all()
@@ -111,8 +115,9 @@ class Membership:
         if self.number in formation.members:
             self._offer_post()
         if at_once:
-            self._at_once = formation
-            self._forget_pending()
+            if formation.generation > self._formed:  # a worker that starts alone has not waited for these words
+                self._at_once = formation
+                self._forget_pending()
             return
         self._wanted = formation
         if self.number in formation.members:
@@ -124,6 +129,7 @@ class Membership:
         self.say(op="offered", post=post.segment.address)
 
     def _on_abandon(self, generation: int) -> None:
+        self._abandoned.add(generation)
         for fabric in self._watched:
             if fabric.generation == generation:
                 fabric.give_up()
@@ -153,6 +159,8 @@ class Membership:
         with self._changed:
             self._watched.append(fabric)
             fabric.lose(tuple(self._lost))
+            if formation.generation in self._abandoned:
+                fabric.give_up()
         try:
             return self._furnish(formation, fabric, post)
         except BaseException:
@@ -186,6 +194,9 @@ class Membership:
                 return
             if isinstance(work, list):
                 self._take_down(work)
+                continue
+            if callable(work):
+                work()
                 continue
             self._build_pending(work)
             del work
@@ -235,7 +246,11 @@ class Membership:
             )
         else:
             formation = self._wait_for_at_once()
-        return self._form(formation)
+        try:
+            return self._form(formation)
+        except PeersLost:
+            self._wait_for_at_once(newer_than=formation.generation)  # the master starts all anew, and ends this one
+            raise
 
     def regroup(self, after: Generation, step: int) -> Generation:
         """After a loss: tells the master that this worker has stopped, and forms what the master says."""
@@ -249,6 +264,7 @@ class Membership:
 
     def _form(self, formation: Formation) -> Generation:
         with self._changed:
+            self._formed = formation.generation
             if self._at_once is not None and self._at_once.generation == formation.generation:
                 self._at_once = None
         generation = self.build(formation)
@@ -283,28 +299,39 @@ class Membership:
     def wanted(self) -> Formation | None:
         return self._wanted
 
-    def hold(self, step: int) -> None:
-        """Waits at the step that a planned change is due at, until it can take place or is given up."""
-        wanted = self._wanted
-        at = self._next_hold if wanted is None else wanted.hold_at
-        if not at or step < at:
+    def hold(self, step: int, meanwhile: Callable[[], None]) -> None:
+        """Waits at the step that a planned change is due at, until it can take place or is given up.
+
+        Parked workers wait at any step. Meetings between steps are not waited at: changes take place after steps only.
+        """
+        if step <= self.step or step < self._hold_at():
             return
-        until = time.monotonic() + LIMIT_SECONDS / 10
+        until = time.monotonic() + LIMIT_SECONDS / (1 if self._parked else 10)
         with self._changed:
             while not self.vote and time.monotonic() < until:
                 wanted = self._wanted
-                at = self._next_hold if wanted is None else wanted.hold_at
-                doomed = wanted is not None and set(wanted.members) & self._lost
-                if not at or step < at or doomed or self._at_once is not None or self._broken():
+                doomed = wanted is not None and set(wanted.members) & self._lost and not self._parked
+                if step < self._hold_at() or doomed or self._at_once is not None or self._broken():
                     return
+                meanwhile()
                 self._changed.wait(0.05)
 
+    def _hold_at(self) -> float:
+        wanted = self._wanted
+        if self._parked and wanted is None:
+            return 0
+        at = self._next_hold if wanted is None else wanted.hold_at
+        return at or float("inf")
+
     def _broken(self) -> bool:
-        return any(fabric.lost for fabric in self._watched)
+        """Whether somebody is missing in the generation in force."""
+        return self._current is not None and bool(self._current.fabric.lost)
 
     def enter(self, generation: Generation) -> None:
         """This generation is in force now."""
         self._next_hold = generation.formation.next_hold
+        self._parked = generation.formation.parked
+        self._current = generation
 
     def confirm_dropped(self) -> None:
         """After a step without a change: what can no longer happen will not."""
@@ -343,7 +370,7 @@ class Membership:
         until = time.monotonic() + LIMIT_SECONDS
         with self._changed:
             while self.pending is None or self.pending.formation.generation != generation:
-                if self.dismissed or time.monotonic() > until:
+                if self.dismissed or generation in self._abandoned or time.monotonic() > until:
                     raise Left()
                 self._changed.wait(0.5)
         return self.take_pending(generation)
@@ -354,6 +381,9 @@ class Membership:
         with self._changed:
             while not self.dismissed and time.monotonic() < until:
                 self._changed.wait(0.5)
+
+    def in_background(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
 
     def take_down(self, *things: Any) -> None:
         self._work.put(list(things))

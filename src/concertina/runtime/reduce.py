@@ -33,6 +33,11 @@ class Reducer(Protocol):
     name: str
     order: tuple[int, ...]  # local virtual workers in the order in which they should run
 
+    @property
+    def overwrites_early(self) -> bool:
+        """Whether the sums of one step are lost as soon as the next one's gradients come."""
+        ...
+
     def buffer(self, virtual_worker: int, bucket: int) -> Tensor:
         """Memory for the scaled gradients of `bucket`; valid until `ready` is called for it."""
 
@@ -64,26 +69,54 @@ class LocalFold:
 
     def __init__(self, layout: BucketLayout, virtual: int) -> None:
         self._virtual = virtual
+        self._layout = layout
         self.order = tuple(reversed(range(virtual)))
-        self._sums = [layout.new_flat(b) for b in range(len(layout.buckets))]
-        self._terms = self._sums if virtual == 1 else [torch.empty_like(flat) for flat in self._sums]
-        moves = [self._plan(b) for b in range(len(self._sums))]
-        self._copies = [[bucket[v][0] for bucket in moves] for v in range(virtual)]  # by virtual worker and bucket
-        self._adds = [[bucket[v][1] for bucket in moves] for v in range(virtual)]
-        self._late_adds = [[pair for bucket in moves for pair in bucket[v][2]] for v in range(virtual)]
-        self._all_copies = [Moves(pair for bucket in self._copies[v] for pair in bucket) for v in range(virtual)]
-        self._all_adds = [Moves(pair for bucket in self._adds[v] for pair in bucket) for v in range(virtual)]
+        sums = [layout.new_flat(b) for b in range(len(layout.buckets))]
+        self._terms = sums if virtual == 1 else [torch.empty_like(flat) for flat in sums]
+        self._asides: dict[tuple[int, int], Tensor] = {}  # by bucket and virtual worker
+        self._now = self._plan_all(sums)
+        self._other: _FoldPlan | None = None
 
-    def _plan(self, bucket: int) -> list[tuple["Moves", "Moves", "Moves"]]:
+    @property
+    def overwrites_early(self) -> bool:
+        """The sums of a step are gone when the next one begins to add, unless there are two places for them."""
+        return self._other is None
+
+    def make_second(self) -> None:
+        """Two places for the sums, used in turn: what one step summed stays whole during the next."""
+        if self._other is None and self._virtual > 1:
+            sums = [self._layout.new_flat(b) for b in range(len(self._layout.buckets))]
+            for flat in sums:
+                flat.zero_()
+            self._other = self._plan_all(sums)
+
+    def drop_second(self) -> None:
+        self._other = None
+
+    def _plan_all(self, sums: list[Tensor]) -> "_FoldPlan":
+        moves = [self._plan(b, sums[b]) for b in range(len(sums))]
+        everybody = range(self._virtual)
+        copies = [[bucket[v][0] for bucket in moves] for v in everybody]
+        adds = [[bucket[v][1] for bucket in moves] for v in everybody]
+        return _FoldPlan(
+            sums=sums,
+            copies=copies,
+            adds=adds,
+            late_adds=[[pair for bucket in moves for pair in bucket[v][2]] for v in everybody],
+            all_copies=[Moves(pair for bucket in copies[v] for pair in bucket) for v in everybody],
+            all_adds=[Moves(pair for bucket in adds[v] for pair in bucket) for v in everybody],
+        )
+
+    def _plan(self, bucket: int, total: Tensor) -> list[tuple["Moves", "Moves", "Moves"]]:
         """By virtual worker: what to copy when its term is complete, what to add then, and what to add at the end."""
-        total, term, last = self._sums[bucket], self._terms[bucket], self._virtual - 1
+        term, last = self._terms[bucket], self._virtual - 1
         edges = _chunk_edges(total, self._virtual)
         plans: list[tuple[Moves, Moves, Moves]] = []
         for v in range(self._virtual):
             copies, adds, late_adds = Moves(), Moves(), Moves()
             if v > 0 and edges[v + 1] > edges[1]:
                 waiting = slice(edges[1], edges[v + 1])
-                aside = torch.empty_like(total[waiting])
+                aside = self._asides.setdefault((bucket, v), torch.empty_like(total[waiting]))
                 copies.append((aside, term[waiting]))
                 late_adds.append((total[waiting], aside))
             begun = slice(0, edges[1])
@@ -102,12 +135,12 @@ class LocalFold:
 
     def ready(self, virtual_worker: int, bucket: int) -> None:
         if self._virtual > 1:
-            _carry_out(self._copies[virtual_worker][bucket], self._adds[virtual_worker][bucket])
+            _carry_out(self._now.copies[virtual_worker][bucket], self._now.adds[virtual_worker][bucket])
 
     def all_ready(self, virtual_worker: int) -> None:
         """Like `ready` for every bucket, in a handful of calls."""
         if self._virtual > 1:
-            _carry_out(self._all_copies[virtual_worker], self._all_adds[virtual_worker])
+            _carry_out(self._now.all_copies[virtual_worker], self._now.all_adds[virtual_worker])
 
     def scale(self, factor: float) -> None:
         """Multiplies the terms of all buckets, one by one: `_foreach_mul_` rounds the factor to bfloat16 first."""
@@ -116,17 +149,32 @@ class LocalFold:
 
     def fold(self) -> None:
         for v in range(self._virtual - 1, 0, -1):
-            _carry_out(Moves(), self._late_adds[v])
+            _carry_out(Moves(), self._now.late_adds[v])
 
     def results(self) -> list[Tensor]:
-        return self._sums
+        sums = self._now.sums
+        if self._other is not None:
+            self._now, self._other = self._other, self._now
+        return sums
 
     def warm(self) -> None:
-        for flat in (*self._sums, *self._terms, *(pair[0] for moves in self._all_copies for pair in moves)):
+        for flat in (*self._now.sums, *self._terms, *self._asides.values()):
             flat.zero_()
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FoldPlan:
+    """What to move and add for one place of the sums; lists by virtual worker, inner ones by bucket."""
+
+    sums: list[Tensor]
+    copies: list[list["Moves"]]
+    adds: list[list["Moves"]]
+    late_adds: list[list[tuple[Tensor, Tensor]]]
+    all_copies: list["Moves"]
+    all_adds: list["Moves"]
 
 
 class Moves(list[tuple[Tensor, Tensor]]):
@@ -144,6 +192,7 @@ class NativeAllReduce:
     """One virtual worker per worker: exactly the call that DDP makes, started as soon as a bucket is complete."""
 
     name = "native all-reduce"
+    overwrites_early = True
 
     def __init__(self, layout: BucketLayout, group: Group) -> None:
         self.order: tuple[int, ...] = (group.rank,)
@@ -238,6 +287,7 @@ class VirtualRing:
     """
 
     name = "virtual ring"
+    overwrites_early = True
 
     def __init__(
         self, layout: BucketLayout, placement: VirtualPlacement, group: Group, piece_bytes: int = PIECE_BYTES

@@ -509,7 +509,7 @@ class Session:
             self.engine.syncs_at_point = self.engine.syncs_buffers
             if elastic.needs_final():
                 elastic.make_final()
-        self._desk.clock = 2 * self.step
+        elastic.show_state()
         self._act_until_done(agreed, stepped)
 
     def _act_until_done(self, agreed: Agreement, stepped: bool) -> None:

@@ -26,6 +26,7 @@ class SharedFold:
     """Reducer for several workers on one machine, with parameters in host memory."""
 
     name = "shared-memory fold"
+    overwrites_early = False
 
     def __init__(self, layout: BucketLayout, placement: VirtualPlacement, fabric: Fabric) -> None:
         self._fabric = fabric

@@ -124,6 +124,9 @@ class VirtualEngine:
         self.on_leave: Callable[[Turn], None] | None = None
         self.on_reduced: Callable[[], None] | None = None  # gradients are summed, user code has not touched them
         self.commit: Callable[[], None] = lambda: None  # all workers have folded; raises PeersLost if one is gone
+        self.on_update: Callable[[int], None] | None = None  # while newcomers follow: optimizer k is about to step
+        self.before_results: Callable[[], None] = lambda: None
+        self.given: list[Tensor | None] = []  # the gradients as we laid them into `.grad`
         self.on_take_up: Callable[[Generation], None] = lambda generation: None
         self.round_failed = False  # a worker was lost in this round: it does not count and will be run again
         self._make_reducer = make_reducer
@@ -595,6 +598,8 @@ class VirtualEngine:
             )
 
     def _open_bucket(self, v: int, bucket: int) -> list[Tensor]:
+        if self.on_update is not None and self.reducer.overwrites_early:
+            self.before_results()
         self._filling[bucket] = self._views_of(bucket, self.reducer.buffer(v, bucket))
         return self._filling[bucket]
 
@@ -641,6 +646,8 @@ class VirtualEngine:
         except PeersLost:
             self._fail_round()
             return
+        if self.on_update is not None:
+            self.before_results()
         results = self.reducer.results()
         if self.virtual == 1 and not self._param_hooks and not self.options.gradient_as_bucket_view:
             results = []  # `_take_all` has left the gradients in place
@@ -650,6 +657,8 @@ class VirtualEngine:
                     self.params[i].grad = view
                 else:  # nobody used it: DDP leaves what was there
                     self.params[i].grad = None if self._base is None else self._base[i]
+        if self.on_update is not None:
+            self.given = [p.grad for p in self.params]
         if order is not None:
             self.layout.rebuild(order)
             self._stale_reducer = True

@@ -1,0 +1,316 @@
+"""How a newcomer gets the state of a job that goes on training: it copies pieces and replays what comes after.
+
+The state changes at every step, so it cannot be copied as a whole while training goes on. It is copied in pieces, each
+between two steps; from then on the newcomer steps that piece along itself, with the very gradients and hyperparameters
+that the members' optimizers used, which it reads from their memory. The members do nothing for it but to say when. When
+all pieces are there and have been compared once, the newcomer is a step behind at most, whatever the size of the model.
+
+Optimizers that treat every element alone are replayed on slices, all others on whole parameters. What cannot be
+replayed exactly shows in the comparison and is copied once more at the switch.
+"""
+
+import copy
+import time
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from concertina.runtime.desk import Desk
+from concertina.runtime.digest import bit_pattern
+from concertina.runtime.prepared import Prepared
+from concertina.runtime.state_map import all_params, make_room, read_memory
+
+SLICE = 1 << 20  # elements; a multiple of every vector width, so that slices give the bits of the whole
+WORK_SECONDS = 0.004  # of copying between two looks at the members' clock
+ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One tensor's share of a piece: where it lies there, and here."""
+
+    key: str  # empty: the parameter itself
+    address: int
+    here: Tensor  # flat, the final memory; for single numbers, a tensor of the piece's own
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """A stretch of one parameter with everything that optimizers keep for it."""
+
+    param: int  # among all parameters of the model
+    lo: int
+    hi: int
+    optimizer: int  # -1: no optimizer holds it
+    group: int
+    parts: list[Part]
+    scalars: list[tuple[str, Tensor]] = field(default_factory=list)  # single numbers, with their final memory
+    version: int = -1  # steps that what we hold has seen; -1: nothing yet
+    compared: bool = False
+    exact: bool = True
+    leaf: Tensor | None = None  # what the replaying optimizer takes for its parameter
+
+
+class CatchUp:
+    """Follows one member's state."""
+
+    def __init__(self, pid: int, desk: Desk, prepared: Prepared, description: dict[str, Any]) -> None:
+        self._pid = pid
+        self._desk = desk
+        self._prepared = prepared
+        self.items = len(description["items"])
+        self._params = all_params(prepared)
+        self._pieces = _cut(prepared, description)
+        self._grads = [torch.empty_like(p).detach() for p in self._params]
+        self._replicas = [_replica(optimizer) for optimizer in prepared.optimizers]
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._next = 0
+        self._applied = desk.published
+        self.copied_bytes = 0
+        self.replayed = 0
+        self.differing = 0
+        self.began = time.monotonic()
+        self.copied_at = 0.0
+        for piece in self._pieces:
+            self._enrol(piece)
+
+    # -- following ---------------------------------------------------------------------------------------------------
+
+    @property
+    def in_step(self) -> bool:
+        """Every piece is here, compared once, and as new as the member's."""
+        return all(p.version >= self._applied and p.compared for p in self._pieces) and (
+            self._applied >= self._desk.published
+        )
+
+    @property
+    def version(self) -> int:
+        return self._applied
+
+    def work(self) -> bool:
+        """A few milliseconds of copying, or the replay of one step; False if there was nothing to do."""
+        published = self._desk.published
+        if published > self._applied:
+            if published == self._applied + 1 and self._replay(published):
+                return True
+            self._lose_track(published)
+            return True
+        until = time.monotonic() + WORK_SECONDS
+        did = False
+        while time.monotonic() < until and self._desk.published == self._applied:
+            piece = self._next_piece()
+            if piece is None:
+                return did
+            did = True
+            if piece.version < 0:
+                self._copy(piece)
+            else:
+                self._compare(piece)
+        return did
+
+    def _next_piece(self) -> Piece | None:
+        """The next one to copy, or else to compare."""
+        for wanted in (lambda p: p.version < 0, lambda p: not p.compared):
+            for k in range(len(self._pieces)):
+                piece = self._pieces[(self._next + k) % len(self._pieces)]
+                if wanted(piece):
+                    self._next = (self._next + k + 1) % len(self._pieces)
+                    return piece
+            if not self.copied_at:
+                self.copied_at = time.monotonic()
+        return None
+
+    def _lose_track(self, published: int) -> None:
+        """A step has gone by without us: what we hold is of no use any more."""
+        for piece in self._pieces:
+            if piece.version < published:
+                piece.version = -1
+        self._applied = published
+
+    def _copy(self, piece: Piece) -> None:
+        clock = self._desk.clock
+        if clock % 2:
+            return
+        with torch.no_grad():
+            for part in piece.parts:
+                read_memory(self._pid, part.address, part.here)
+        if self._desk.clock == clock:
+            piece.version = clock // 2
+            piece.compared = False
+            self.copied_bytes += sum(part.here.numel() * part.here.element_size() for part in piece.parts)
+
+    def _compare(self, piece: Piece) -> None:
+        """Reads a piece again, while nobody changes it, and looks whether we came to the same."""
+        clock = self._desk.clock
+        if clock % 2 or clock // 2 != piece.version:
+            return
+        equal = True
+        for part in piece.parts:
+            theirs = self._room(part.here)
+            read_memory(self._pid, part.address, theirs)
+            equal = equal and torch.equal(bit_pattern(theirs), bit_pattern(part.here))
+        if self._desk.clock != clock:
+            return
+        if not equal:
+            self.differing += 1
+            piece.exact = False  # copied again at the switch
+        piece.compared = True
+
+    def _room(self, like: Tensor) -> Tensor:
+        size = like.numel() * like.element_size()
+        if self._scratch.numel() < size:
+            self._scratch = torch.empty(size, dtype=torch.uint8)
+        return self._scratch[:size].view(like.dtype)
+
+    # -- replaying ---------------------------------------------------------------------------------------------------
+
+    def _enrol(self, piece: Piece) -> None:
+        """Makes the replaying optimizer step this piece, whenever it is given a gradient."""
+        if piece.optimizer < 0:
+            return
+        by_key = {part.key: part.here for part in piece.parts}
+        flat, param = by_key.pop(""), self._params[piece.param]
+        whole = (piece.lo, piece.hi) == (0, param.numel())
+        leaf = param.detach() if whole else flat
+        replica = self._replicas[piece.optimizer]
+        shapes = {key: final.shape for key, final in piece.scalars}
+        for key, here in by_key.items():
+            if key in shapes:
+                here = here.reshape(shapes[key])
+            elif whole and here.numel() == leaf.numel():
+                here = here.as_strided(leaf.size(), leaf.stride(), here.storage_offset())
+            replica.state[leaf][key] = here
+        replica.param_groups[piece.group]["params"].append(leaf)
+        piece.leaf = leaf
+
+    def _replay(self, step: int) -> bool:
+        """Applies one step to every piece that has seen the one before; False if the gradients were gone too soon."""
+        meta = self._desk.meta(step)
+        live = [p for p in self._pieces if p.version == step - 1]
+        if not meta.get("readable", False):
+            return not live
+        stepped: dict[str, Any] = meta["optimizers"]
+        needed = {p.param for p in live if str(p.optimizer) in stepped}
+        addresses = meta["grads"]
+        for i in needed:
+            if addresses[i]:
+                read_memory(self._pid, addresses[i], self._grads[i])
+        if self._desk.overwritten > step or self._desk.published != step:
+            return False
+        for k, groups in stepped.items():
+            self._step(int(k), groups, [p for p in live if p.optimizer == int(k) and addresses[p.param]])
+        for piece in live:
+            piece.version = step
+        self._applied = step
+        self.replayed += 1
+        return True
+
+    def _step(self, k: int, groups: list[dict[str, Any]], pieces: list[Piece]) -> None:
+        replica = self._replicas[k]
+        for group, values in zip(replica.param_groups, groups, strict=True):
+            group.update(values)
+        for piece in pieces:
+            grad, leaf = self._grads[piece.param], piece.leaf
+            assert leaf is not None
+            if leaf.numel() == grad.numel():
+                leaf.grad = grad
+            else:
+                leaf.grad = _flat(grad)[piece.lo : piece.hi]
+        type(replica).step(replica)
+        for piece in pieces:
+            assert piece.leaf is not None
+            piece.leaf.grad = None
+
+    # -- the switch --------------------------------------------------------------------------------------------------
+
+    def finish(self, step: int) -> int:
+        """The members have changed over after `step` and cannot go on without us: what is not as it should be is copied
+        now. Returns how many pieces that were."""
+        if self._applied == step - 1 and self._desk.published == step:
+            self._replay(step)
+        late = [p for p in self._pieces if p.version != step or not p.exact]
+        with torch.no_grad():
+            for piece in late:
+                for part in piece.parts:
+                    read_memory(self._pid, part.address, part.here)
+            for piece in self._pieces:
+                parts = {part.key: part.here for part in piece.parts}
+                for key, final in piece.scalars:
+                    final.copy_(parts[key].reshape(final.shape))
+        return len(late)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """A dense tensor's memory as one row."""
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def _replica(optimizer: Optimizer) -> Optimizer:
+    """An optimizer of the same kind that steps slices of the parameters, without the user's hooks."""
+    twin = copy.copy(optimizer)
+    for name in ("step", "zero_grad"):
+        twin.__dict__.pop(name, None)  # what is replaced on the instance belongs to the original
+    twin.param_groups = [{**group, "params": []} for group in optimizer.param_groups]
+    twin.state = defaultdict(dict)
+    twin._optimizer_step_pre_hooks = OrderedDict()
+    twin._optimizer_step_post_hooks = OrderedDict()
+    return twin
+
+
+def _cut(prepared: Prepared, description: dict[str, Any]) -> list[Piece]:
+    """All of the state in pieces, with room made for it here."""
+    params = all_params(prepared)
+    pairs = make_room(prepared, description)
+    index = {id(p): i for i, p in enumerate(params)}
+    of_param: dict[int, list[tuple[str, int, Tensor]]] = {i: [] for i in range(len(params))}
+    held = [[p for group in o.param_groups for p in group["params"]] for o in prepared.optimizers]
+    for (k, i, key, *_), (address, tensor) in zip(description["items"], pairs, strict=True):
+        of_param[i if k < 0 else index[id(held[k][i])]].append((key, address, tensor))
+    homes = {
+        id(p): (k, g)
+        for k, o in enumerate(prepared.optimizers)
+        for g, group in enumerate(o.param_groups)
+        for p in group["params"]
+    }
+    pieces = []
+    for i, param in enumerate(params):
+        optimizer, group = homes.get(id(param), (-1, -1))
+        tensors = of_param[i]
+        sliceable = optimizer >= 0 and isinstance(prepared.optimizers[optimizer], ELEMENTWISE)
+        sliceable = sliceable and all(t.numel() in (1, param.numel()) for _, _, t in tensors)
+        size = SLICE if sliceable else max(1, param.numel())
+        for lo in range(0, max(1, param.numel()), size):
+            pieces.append(_piece(i, lo, min(lo + size, param.numel()), optimizer, group, tensors, param.numel()))
+    return pieces
+
+
+def _piece(
+    i: int, lo: int, hi: int, optimizer: int, group: int, tensors: list[tuple[str, int, Tensor]], whole: int
+) -> Piece:
+    parts, scalars = [], []
+    for key, address, tensor in tensors:
+        if tensor.numel() == whole and (whole > 1 or not key):
+            part = _flat(tensor)[lo:hi]
+            parts.append(Part(key, address + lo * tensor.element_size(), part))
+        elif tensor.numel() == 1:
+            parts.append(Part(key, address, torch.zeros(1, dtype=tensor.dtype)))
+            scalars.append((key, tensor))
+        else:  # of a shape of its own: such an optimizer is replayed on whole parameters
+            parts.append(Part(key, address, tensor))
+    return Piece(i, lo, hi, optimizer, group, parts, scalars)
