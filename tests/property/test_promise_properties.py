@@ -10,14 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concertina.core.cluster import Cluster, Snapshot
-from concertina.core.job import JobPhase, JobSpec, JobView
+from concertina.core.job import JobPhase, JobSpec, JobView, Reserved
 from concertina.core.plan import Admitted
-from concertina.policies.admission import rule
-from concertina.policies.filling import ChangeCost, Claim, Ladder, Profile, Share, rank_of
-from concertina.policies.promise import Terms, look_ahead
+from concertina.policies.admission import on_terms, rule
+from concertina.policies.filling import ChangeCost, Claim, Filling, Ladder, Ladders, Profile, Share, rank_of
+from concertina.policies.promise import entries_of, look_ahead
 from concertina.policies.registry import policy_named
 from concertina.policies.scaling_curve import Curves, LawCurve, ScalingCurve
 from concertina.policies.table import Table
+from concertina.policies.terms import Terms, reserve_of
+from concertina.simulator.generate import Recipe, generate
+from concertina.simulator.noise import NodeLost
 from concertina.simulator.run import simulate
 
 COMMON = settings(max_examples=60, deadline=None)
@@ -57,8 +60,10 @@ def admitted(cluster: str, jobs: list[JobSpec], policy: str = "elasticflow") -> 
     for job in jobs:
         now = replace(job, submit_s=0.0, deadline_s=(job.deadline_s or 0.0) - job.submit_s)
         rows = table(cluster, taken)
-        if isinstance(admit(now, Curves().of(now)[0], list(rows.capacity), rows), Admitted):
+        answer = admit(now, Curves().of(now)[0], list(rows.capacity), rows)
+        if isinstance(answer, Admitted):
             taken.append(JobView(spec=now, phase=JobPhase.WAITING, waiting_since_s=0.0))
+            taken = [replace(view, reserved=answer.reserved.get(view.spec.id, ())) for view in taken]
             check_feasible(table(cluster, taken), Terms(elastic=policy == "elasticflow"))
     return taken
 
@@ -82,6 +87,8 @@ def test_an_admitted_set_stays_feasible_after_any_admission(jobs: list[JobSpec],
 def test_adding_a_device_never_makes_a_promise_break(jobs: list[JobSpec], nodes: int, more: int) -> None:
     taken = admitted(f"{nodes}x1", jobs)
     check_feasible(table(f"{nodes + more}x1", taken), Terms())
+    forgetful = [replace(view, reserved=()) for view in taken]  # as after an upgrade: no plan of before is known
+    check_feasible(table(f"{nodes + more}x1", forgetful), Terms())
 
 
 @COMMON
@@ -97,6 +104,82 @@ def test_an_admitted_job_is_never_late(
 ) -> None:
     result = simulate(jobs, cluster=Cluster.parse(cluster), policy=policy, overhead=overhead, placement=placement)
     assert result.summary.admitted_missed == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from((16, 32, 64)),
+    st.sampled_from((0.8, 1.5, 4.0)),
+    st.sampled_from(("itp", "philly", "modelarts")),
+    st.sampled_from(((0.5, 1.5), (0.3, 0.9), (0.9, 1.1))),
+    st.sampled_from(("instant", "elasticflow", "stop-resume", 60.0)),
+)
+def test_no_promise_breaks_on_generated_traces(
+    seed: int, gpus: int, load: float, like: str, tightness: tuple[float, float], overhead: str | float
+) -> None:
+    tight, loose = tightness
+    recipe = Recipe(
+        jobs=90, seed=seed, gpus=gpus, load=load, like=like, deadlines=1.0, tight=tight, loose=loose, arrivals="poisson"
+    )
+    result = simulate(
+        generate(recipe), cluster=Cluster.parse(f"{gpus // 8}x8"), policy="elasticflow", overhead=overhead
+    )
+    assert result.summary.admitted_missed == 0
+
+
+@COMMON
+@given(strict_jobs(), st.sampled_from(("2x2", "2x4", "3x2", "2x4:A100,2x2:T4")), st.data())
+def test_with_a_node_in_reserve_no_promise_breaks_when_one_is_lost(
+    jobs: list[JobSpec], cluster: str, data: st.DataObject
+) -> None:
+    where = Cluster.parse(cluster)
+    lost = data.draw(st.sampled_from([node.id for node in where.nodes]))
+    when = data.draw(st.integers(0, int(max(job.deadline_s or 0.0 for job in jobs))))
+    policy = on_terms(policy_named("elasticflow"), reserve=reserve_of(where, 1))
+    result = simulate(jobs, cluster=where, policy=policy, overhead=9.0, faults=[NodeLost(time_s=when, node=lost)])
+    assert result.summary.admitted_missed == 0
+
+
+def test_without_a_reserve_the_loss_of_a_node_can_break_a_promise_with_one_it_is_not_made() -> None:
+    job = JobSpec(id="a", submit_s=0.0, gpus=4, duration_s=3600.0, deadline_s=4500.0)
+    cluster, faults = Cluster.parse("2x2"), [NodeLost(time_s=300.0, node="n1")]
+    policy = on_terms(policy_named("elasticflow"), reserve=reserve_of(cluster, 1))
+    assert simulate([job], cluster=cluster, policy="elasticflow", faults=faults).summary.admitted_missed == 1
+    assert simulate([job], cluster=cluster, policy=policy, faults=faults).summary.rejected == 1
+
+
+@COMMON
+@given(strict_jobs(), st.sampled_from(CLUSTERS), st.floats(0.0, 5000.0))
+def test_what_was_planned_can_still_be_done_as_planned_later(jobs: list[JobSpec], cluster: str, after: float) -> None:
+    taken = admitted(cluster, jobs)
+    rows = table(cluster, taken)
+    plan = look_ahead(rows, Terms()).reserved(rows)
+    seconds = min([after, *(runs[1][0] * 0.999 for runs in plan.values())])  # before the first of them changes
+    later = [held_since(view, plan[view.spec.id], rows.types, seconds) for view in taken]
+    entries = entries_of(table(cluster, later, now=seconds), Ladders(rows.types, rows.capacity, ChangeCost()), Terms())
+    filling = Filling(seconds, rows.capacity, 4)
+    for entry in sorted(entries, key=lambda entry: -entry.row):  # in no order that a planner would choose
+        share = filling.follow(entry.claim, entry.kind, entry.runs, entry.deadline)
+        assert share is not None
+        assert share.finish_s <= entry.finish_s + 1e-6
+
+
+def held_since(view: JobView, plan: Reserved, types: tuple[str, ...], seconds: float) -> JobView:
+    """The job after so many seconds on the first stretch of its plan."""
+    _, kind, count = plan[0]
+    if not count:
+        return replace(view, reserved=plan)
+    curve = Curves().of(view.spec)[0]
+    done = curve.speed(types[kind], count) * max(seconds - ChangeCost().of(count), 0.0)
+    return replace(
+        view,
+        phase=JobPhase.RUNNING,
+        workers=((types[kind], count),),
+        work_done=done,
+        reserved=plan,
+        waiting_since_s=None,
+    )
 
 
 @COMMON

@@ -7,16 +7,18 @@ import math
 import pytest
 
 from concertina.core.cluster import Cluster, Snapshot
+from concertina.core.errors import UsageError
 from concertina.core.job import JobPhase, JobSpec, JobView
 from concertina.core.plan import Admitted, Rejected
-from concertina.policies.admission import rule
+from concertina.policies.admission import makes_promises, on_terms, rule, rule_of
 from concertina.policies.elasticflow import ElasticFlowPolicy
-from concertina.policies.filling import ChangeCost, Claim, Ladder, Profile
-from concertina.policies.promise import Terms, admit, look_ahead
+from concertina.policies.filling import ChangeCost, Claim, Ladder, Ladders, Profile
+from concertina.policies.promise import admit, claim_of, look_ahead
 from concertina.policies.registry import policy_named
 from concertina.policies.round import run_round
 from concertina.policies.scaling_curve import Curves, ScalingCurve, ThroughputRow, ThroughputTable
 from concertina.policies.table import Table
+from concertina.policies.terms import Terms, reserve_of
 
 FIGURE_4 = {1: 1.0, 2: 1.5, 4: 2.0}
 """The scaling curve of the paper's figure 4(a)."""
@@ -110,6 +112,52 @@ def test_a_size_that_is_no_power_of_two_stands_on_the_next_one() -> None:
     assert ladder.levels == [3]
 
 
+def test_a_job_that_holds_an_odd_number_is_known_to_hold_it() -> None:
+    curves = Curves(
+        ThroughputTable(rows=tuple(ThroughputRow(**row) for row in _rows({1: 1.0, 2: 1.8, 3: 2.5})))  # type: ignore[arg-type]
+    )
+    view = JobView(
+        spec=job("a", HOUR, 9 * HOUR, max_workers=3),
+        phase=JobPhase.RUNNING,
+        workers=(("gpu", 3),),
+        placement=(("n0", 3),),
+    )
+    rows = Table.from_snapshot(Snapshot(now=0.0, cluster=Cluster.parse("1x4"), jobs=(view,)), curves)
+    held = claim_of(rows, 0, HOUR, Ladders(rows.types, rows.capacity, FREE), elastic=True)
+    assert held.ladders[0] is not None
+    assert held.ladders[0].counts[held.rank] == 3
+
+
+def _rows(speeds: dict[int, float]) -> list[dict[str, object]]:
+    fixed = {"model": "m", "batch_size": 8, "device_type": "gpu"}
+    return [{**fixed, "workers": n, "iterations_per_s": speed} for n, speed in speeds.items()]
+
+
+def test_a_plan_is_followed_from_where_it_stands_and_lasts_until_the_work_is_done() -> None:
+    runs = [(0.0, 1), (2.0, 0), (5.0, 2)]
+    share = Profile(1.0, 4, 1).follow(claim(3.5), 0, runs, 20.0)  # a step until 2 s, then 1.5 a second from 5 s on
+    assert share is not None
+    assert share.finish_s == pytest.approx(5.0 + 2.5 / 1.5)
+    assert share.runs == ((1.0, 1), (2.0, 0), (5.0, 2))
+    assert Profile(1.0, 4, 1).follow(claim(3.5), 0, runs, 6.0) is None
+
+
+def test_a_plan_is_followed_as_far_as_there_are_devices() -> None:
+    profile = Profile(0.0, 1, 1)
+    share = profile.follow(claim(3.0), 0, [(0.0, 3)], 20.0)
+    assert share is not None
+    assert (share.rank, share.finish_s) == (1, 3.0)
+    assert profile.pieces() == [(0.0, 0), (3.0, 1)]
+
+
+def test_a_job_short_of_spare_is_filled_in_as_early_as_it_can_be() -> None:
+    profile = Profile(0.0, 4, 4)
+    share = profile.rush(claim(6.0), 0, 4.5)
+    assert share is not None
+    assert (share.level, share.finish_s) == (3, 3.0)
+    assert Profile(0.0, 4, 4).rush(claim(6.0), 0, 2.9) is None
+
+
 # -- admission -----------------------------------------------------------------------------------------------
 
 
@@ -167,6 +215,56 @@ def test_without_elasticity_a_job_must_be_in_time_on_what_it_asks_for() -> None:
     assert isinstance(answer(tight, table()), Admitted)
     assert isinstance(answer(tight, table(), "edf-admission"), Rejected)
     assert isinstance(answer(tight, table(), "edf-elastic"), Admitted)
+
+
+def test_a_quota_counts_the_promised_devices_of_a_user() -> None:
+    old = job("old", HOUR, 9 * HOUR, gpus=2, user="ann")
+    terms = Terms(quotas=(("ann", 3), ("*", 2)))
+
+    def ask(**fields: object) -> Admitted | Rejected:
+        new = job("new", HOUR, 9 * HOUR, **fields)
+        return admit(new, CURVES.of(new)[0], table(old, cluster="1x8"), terms)
+
+    assert isinstance(ask(user="ann", gpus=1), Admitted)
+    told = ask(user="ann", gpus=2)
+    assert isinstance(told, Rejected)
+    assert told.reason.startswith("promised jobs of ann ask for 2 of the 3 devices of its quota and this one for 2")
+    assert isinstance(ask(user="bob", gpus=2), Admitted)
+    assert isinstance(ask(user="bob", gpus=4), Rejected)
+    assert isinstance(ask(user="ann", gpus=4, soft=True), Admitted)
+
+
+def test_a_reserve_is_what_the_largest_nodes_of_each_type_have() -> None:
+    cluster = Cluster.parse("2x4:A100,1x8:A100,3x2:T4")
+    assert reserve_of(cluster, 0) == ()
+    assert reserve_of(cluster, 1) == (("A100", 8), ("T4", 2))
+    assert reserve_of(cluster, 2) == (("A100", 12), ("T4", 4))
+    with pytest.raises(UsageError, match="a reserve of 6 nodes on a cluster of 6: needed 0 to 5"):
+        reserve_of(cluster, 6)
+
+
+def test_no_promise_relies_on_the_reserve_but_jobs_use_it() -> None:
+    policy = on_terms(policy_named("elasticflow"), reserve=(("gpu", 2),))
+    tight, loose = job("a", 2.0 * HOUR, 1.2 * HOUR), job("a", 2.0 * HOUR, 1.6 * HOUR)  # four devices, two devices
+    curve = CURVES.of(tight)[0]
+    assert isinstance(rule_of(policy)(tight, curve, [4], table()), Rejected)
+    assert isinstance(rule_of(policy)(loose, curve, [4], table()), Admitted)
+    assert policy.allocate(table(loose)).workers.tolist() == [4]
+
+
+def test_what_is_lost_already_counts_as_reserve() -> None:
+    policy = on_terms(policy_named("elasticflow"), reserve=(("gpu", 2),))
+    new, rows = job("a", 2.0 * HOUR, 1.6 * HOUR), table()
+    rows.capacity = [2]
+    assert isinstance(rule_of(policy)(new, CURVES.of(new)[0], [4], rows), Admitted)
+
+
+def test_terms_are_a_matter_of_policies_that_promise() -> None:
+    assert on_terms(policy_named("fifo"), spare_s=1.0) is policy_named("fifo")
+    assert makes_promises(policy_named("elasticflow"))
+    assert not makes_promises(policy_named("edf-elastic"))
+    with pytest.raises(UsageError, match="-1 devices for ann: needed 0 or more"):
+        Terms(quotas=(("ann", -1),))
 
 
 # -- allocation ----------------------------------------------------------------------------------------------
@@ -227,6 +325,30 @@ def test_levels_travel_in_the_plan() -> None:
     plan = run_round(snapshot, ElasticFlowPolicy(), CURVES)
     assert isinstance(plan.answers[0], Admitted)
     assert plan.notes == {"a": (1, 0.0)}
+    assert plan.reserved == {"a": ((0.0, 0, 1), (HOUR + 9.0, 0, 0))}
+
+
+HARD = job("a", 3.0 * HOUR, 3.0 * HOUR), job("b", 2.0 * HOUR, 2.0 * HOUR), job("c", HOUR, 2.5 * HOUR)
+"""Three jobs for three devices: taken in this order all can be in time, planned anew by deadline one is late."""
+
+
+def test_what_admission_has_planned_is_kept_where_no_order_of_jobs_finds_a_plan_again() -> None:
+    rows = table(cluster="1x3")
+    for count, new in enumerate(HARD, 1):
+        told = answer(new, rows)
+        assert isinstance(told, Admitted)
+        rows = table(*HARD[:count], cluster="1x3")
+        rows.reserved = dict(told.reserved)
+    assert not look_ahead(rows, Terms()).late
+    rows.reserved = {}
+    assert look_ahead(rows, Terms()).late
+
+
+def test_jobs_that_come_at_once_are_planned_for_as_they_were_admitted() -> None:
+    views = tuple(JobView(spec=spec, phase=JobPhase.SUBMITTED) for spec in HARD)
+    plan = run_round(Snapshot(now=0.0, cluster=Cluster.parse("1x3"), jobs=views), ElasticFlowPolicy(), CURVES)
+    assert plan.reserved is not None
+    assert sorted(plan.reserved) == ["a", "b", "c"]
 
 
 def test_the_reason_tells_the_promise_from_the_rest() -> None:

@@ -18,8 +18,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from concertina.core.errors import ConcertinaError, SimulationError, UnknownNameError
+from concertina.core.errors import ConcertinaError, SimulationError, UnknownNameError, UsageError
+from concertina.policies.admission import makes_promises, on_terms
+from concertina.policies.base import Policy
 from concertina.policies.registry import POLICIES, policy_named
+from concertina.policies.terms import EVERYBODY, reserve_of
 from concertina.simulator import report_table
 from concertina.simulator.batch import Task, run_all
 from concertina.simulator.metrics import Result
@@ -32,6 +35,8 @@ from concertina.simulator.scenario import Scenario, load_scenarios
 
 BAD_INPUT, INTERRUPTED = 2, 130
 DEFAULT_POLICY = "concertina" if "concertina" in POLICIES else "fifo"
+_NAMED = 5
+"""Names in a note; the rest is left out."""
 PLACEMENTS = ("best-fit", "buddy", "count")
 
 _EXAMPLES = {
@@ -43,6 +48,9 @@ _EXAMPLES = {
         "'philly_jobs.csv.gz#vc=b436b2,first=1000,max_gpus=64'"
     ),
     "All eight workloads of a load, one JSON object for each": ("'workloads.csv.gz#load=1.0,workload=*' --json"),
+    "Promised deadlines that survive the loss of a node, and no team with more than 32 promised devices": (
+        "synthetic:jobs=500 -p elasticflow --reserve-nodes 1 --quota '*=32'"
+    ),
     "Why did a job wait? Every decision with its reason": "trace.csv -p backfill --log decisions.jsonl",
 }
 _ABOUT = """
@@ -108,6 +116,23 @@ NoiseShare = Annotated[
 Gap = Annotated[float, typer.Option("--gap", min=0.0, help="Least seconds between two rounds of the scheduler.")]
 Tick = Annotated[float, typer.Option("--tick", min=0.0, help="Rounds only at multiples of so many seconds.")]
 PlacementName = Annotated[str, typer.Option("--placement", help=f"How jobs are placed: {', '.join(PLACEMENTS)}.")]
+ReserveNodes = Annotated[
+    int,
+    typer.Option(
+        "--reserve-nodes",
+        min=0,
+        help="Nodes that promised deadlines may not rely on: so many can be lost. Other jobs still use them.",
+    ),
+]
+Quotas = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--quota",
+        metavar="USER=GPUS",
+        help="Most devices that jobs of USER with a promised deadline may ask for at a time; repeatable. "
+        "`*=GPUS` is for every user not named. A job beyond it is refused; one without a deadline never is.",
+    ),
+]
 SaveTrace = Annotated[
     Path | None, typer.Option("--save-trace", help="Write the jobs of the one trace in our own CSV format.")
 ]
@@ -135,6 +160,8 @@ def simulate(
     gap: Gap = 0.0,
     tick: Tick = 0.0,
     placement: PlacementName = "best-fit",
+    reserve_nodes: ReserveNodes = 0,
+    quota: Quotas = None,
     save_trace: SaveTrace = None,
 ) -> None:
     """Replay job traces; the help is in `HELP`."""
@@ -142,17 +169,21 @@ def simulate(
     with _one_sentence(screen):
         overhead_named(overhead)
         names = _policy_names(policy)
+        quotas = _quotas(quota or ())
         _check_placement(placement)
         for path in (html, log, save_trace):
             _check_writable(path)
         scenarios = load_scenarios(traces, cluster=cluster, throughput=throughput, skip_bad_rows=skip_bad_rows)
         _save(save_trace, scenarios)
         _say_notes(screen, scenarios)
+        if reserve_nodes or quotas:
+            _say_who_promises(screen, names)
+            _say_unknown_users(screen, scenarios, quotas)
         record = Record(spans=html is not None, load=html is not None, decisions=log is not None)
         tasks = [
             Task(
                 scenario=scenario,
-                policy=name,
+                policy=_on_terms(name, scenario, reserve_nodes, quotas),
                 overhead=overhead,
                 seed=seed,
                 noise=Noise(step_time=noise),
@@ -219,6 +250,41 @@ def _policy_names(given: Sequence[str] | None) -> list[str]:
     for name in names:
         policy_named(name)
     return names
+
+
+def _quotas(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """USER=GPUS, each user once."""
+    found: dict[str, int] = {}
+    for text in given:
+        user, equals, count = text.rpartition("=")
+        if not (equals and count.strip().isdecimal()):
+            raise UsageError(f"--quota {text!r}: needed USER=GPUS with a whole number, such as team-1=32 or '*=32'")
+        if found.setdefault(user.strip(), int(count)) != int(count):
+            raise UsageError(f"--quota {user.strip()!r} is {found[user.strip()]} and {int(count)}; needed one number")
+    return tuple(found.items())
+
+
+def _on_terms(name: str, scenario: Scenario, reserve_nodes: int, quotas: tuple[tuple[str, int], ...]) -> str | Policy:
+    """The policy, with the terms that were asked for where it makes promises."""
+    if not (reserve_nodes or quotas):
+        return name
+    return on_terms(policy_named(name), reserve=reserve_of(scenario.cluster, reserve_nodes), quotas=quotas)
+
+
+def _say_who_promises(screen: Console, names: Sequence[str]) -> None:
+    others = [name for name in names if not makes_promises(policy_named(name))]
+    if others:
+        what = f"--reserve-nodes and --quota change nothing for {', '.join(others)}: no deadline is promised there"
+        screen.print(f"[dim]{escape(what)}[/dim]", soft_wrap=True, highlight=False)
+
+
+def _say_unknown_users(screen: Console, scenarios: Sequence[Scenario], quotas: tuple[tuple[str, int], ...]) -> None:
+    users = sorted({job.user for scenario in scenarios for job in scenario.jobs})
+    for user, _ in quotas:
+        if user not in (EVERYBODY, *users):
+            some = ", ".join(repr(name) for name in users[:_NAMED]) + (", ..." if len(users) > _NAMED else "")
+            what = f"--quota {user!r} is nobody's here; the users are {some}"
+            screen.print(f"[dim]{escape(what)}[/dim]", soft_wrap=True, highlight=False)
 
 
 def _check_placement(name: str) -> None:

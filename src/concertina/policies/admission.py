@@ -101,6 +101,11 @@ def terms_of(policy: Policy) -> Terms | None:
     return terms if isinstance(terms, Terms) else None
 
 
+def makes_promises(policy: Policy) -> bool:
+    """Whether its admission promises deadlines."""
+    return policy.admission in _PROMISES and terms_of(policy) is not None
+
+
 def on_terms(policy: Policy, **changes: object) -> Policy:
     """The policy with other terms for its promises (fields of `Terms`); the policy itself if it makes none."""
     terms = terms_of(policy)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -152,6 +152,8 @@ class Share:
         return next((begin for begin, rank in self.runs if rank > self.rank), math.inf)
 
 
+_TICK = 1e-5
+"""Seconds that do not matter."""
 _EVER = 1e12
 """Seconds: longer than anything takes."""
 
@@ -242,6 +244,8 @@ class Profile:
         for begin in begins[begins > self._edges[0]].tolist():
             self._split(begin)
         k = int(self._edges[: self._size].searchsorted(until))
+        # it ends where another begins: rounding must not make that an overlap, which would cost a change
+        claim = replace(claim, left=max(claim.left - _TICK * float(ladder.speeds[-1]), 0.0))
         at = np.maximum(begins.searchsorted(self._edges[:k], side="right") - 1, 0)
         return self._fill_uneven(claim, kind, int(ranks.max()), ranks[at], until, k)
 

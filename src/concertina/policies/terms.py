@@ -24,7 +24,7 @@ class Terms:
     """Seconds kept free before a deadline: workers may once be started anew at the worst moment."""
     spare_share: float = 0.03
     """Part of the time to the deadline kept free: noise, further changes."""
-    defended: float = 0.6
+    defended: float = 0.8
     """Part of the spare that a new promise must leave to the old ones."""
     headroom: float = 0.08
     """How much slower than expected a job may turn out and still be in time on all devices it can use."""
