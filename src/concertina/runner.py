@@ -23,7 +23,8 @@ from concertina.core.env import WorkerEnv, check_workers
 from concertina.core.errors import CheckpointError, JobFailed, UsageError
 from concertina.master.launch import MasterKeeper
 from concertina.master.machine import EXIT_INTERRUPTED_BY_USER, Change, Phase
-from concertina.master.service import SCRIPT, JobSpec
+from concertina.master.service import JobSpec
+from concertina.master.words import SCRIPT
 from concertina.report import GenerationBook, Report, SampleBook
 
 STOP_SECONDS = 30.0  # a stopping worker may take this long to reach a step boundary and write its checkpoint

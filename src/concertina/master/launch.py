@@ -11,7 +11,8 @@ from typing import Any
 
 from concertina.core.errors import JobFailed
 from concertina.master.link import MasterLink
-from concertina.master.service import LAUNCHER, JobSpec, spec_key
+from concertina.master.service import JobSpec, spec_key
+from concertina.master.words import LAUNCHER
 from concertina.store import open_store
 
 QUICK_SECONDS, MOST_QUICK = 2.0, 5  # a master that ends at once, again and again, is a defect

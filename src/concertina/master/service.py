@@ -8,7 +8,6 @@ been said but not confirmed, goes into the store before any word of it goes out;
 Training needs no master between changes.
 """
 
-import hmac
 import json
 import os
 import signal
@@ -23,12 +22,12 @@ from concertina.core.channel import Channel
 from concertina.core.errors import ConcertinaError, Deposed, StoreError
 from concertina.core.process import die_with_parent
 from concertina.master import machine, state_json
+from concertina.master.machine_types import Change, Command, Event, Progressed, State, StuckFound
+from concertina.master.words import LAUNCHER, decode, event_of, name_of, number_of, words_of
 from concertina.store import Leadership, Store, open_store
 
 TTL_SECONDS = 1.5  # of the leader's lease
 POLL_MS = 50
-LAUNCHER = "launcher"
-SCRIPT = "script"  # the name of every request that the training script makes itself
 LINGER_SECONDS = 5.0  # a master whose job is over stays this long for the last confirmations
 
 
@@ -41,6 +40,7 @@ class JobSpec:
     schedule: tuple[tuple[int, int], ...] = ()
     at_step: int = 0
     minimum: int = 1
+    maximum: int = 0  # 0: as many as there are virtual workers
     resume: bool = False
     silence_s: float = 10.0  # a worker that says nothing for so long is taken for lost
 
@@ -87,7 +87,7 @@ class MasterService:
         self._over_since = 0.0
         self._spec, self._state = self._take_over()
 
-    def _take_over(self) -> tuple[JobSpec, machine.State]:
+    def _take_over(self) -> tuple[JobSpec, State]:
         found = self._store.get(spec_key(self._job))
         if found is None:
             raise ConcertinaError(f"the store knows no job {self._job!r}")
@@ -99,9 +99,9 @@ class MasterService:
             state = state_json.load(raw["state"])
             self._save(state)
         else:
-            schedule = tuple(machine.Change(step, workers) for step, workers in spec.schedule)
+            schedule = tuple(Change(step, workers) for step, workers in spec.schedule)
             state, commands = machine.start(
-                spec.virtual, spec.workers, schedule, spec.at_step, spec.minimum, spec.resume
+                spec.virtual, spec.workers, schedule, spec.at_step, spec.minimum, spec.maximum, spec.resume
             )
             frames = self._put(commands)
             self._save(state)
@@ -109,10 +109,10 @@ class MasterService:
         place = json.dumps({"address": self._address, "fence": self._leadership.fence})
         self._leadership.put_fenced(address_key(self._job), place.encode())
         now = time.monotonic()
-        self._heard = {_name(n): now for n in state.workers}
+        self._heard = {name_of(n): now for n in state.workers}
         return spec, state
 
-    def _save(self, state: machine.State) -> None:
+    def _save(self, state: State) -> None:
         channels = {name: channel.to_json() for name, channel in self._channels.items()}
         blob = json.dumps({"state": state_json.dump(state), "channels": channels})
         self._leadership.put_fenced(state_key(self._job), blob.encode())
@@ -155,7 +155,7 @@ class MasterService:
                 return
             except ValueError:
                 continue
-            frame = _decode(payload, self._key)
+            frame = decode(payload, self._key)
             if frame is not None:
                 self._on_frame(peer, frame)
 
@@ -169,16 +169,25 @@ class MasterService:
             self._on_message(name, body)
         elif "beat" in frame and name != LAUNCHER:
             beat = frame["beat"]
-            self._transition(machine.Progressed(_number(name), beat["step"], beat["pace"]), save=False)
+            self._transition(Progressed(number_of(name), beat["step"], beat["pace"]), save=False)
         self._send([(name, channel.nod())])
 
     def _on_message(self, name: str, body: Any) -> None:
         event = event_of(name, body)
-        if event is None:
-            return
-        self._transition(event)
+        if event is not None:
+            self._transition(event)
+        else:
+            self._save(self._state)  # a message that is confirmed must be known to be taken
+        if name == LAUNCHER and body["op"] == "exited":
+            self._forget(name_of(body["worker"]))
 
-    def _transition(self, event: machine.Event, save: bool = True) -> None:
+    def _forget(self, name: str) -> None:
+        """Its number is never used again."""
+        self._channels.pop(name, None)
+        self._peers.pop(name, None)
+        self._heard.pop(name, None)
+
+    def _transition(self, event: Event, save: bool = True) -> None:
         before = self._state
         self._state, commands = machine.handle(before, event)
         frames = self._put(commands)
@@ -198,7 +207,7 @@ class MasterService:
 
     # -- words out ---------------------------------------------------------------------------------------------------
 
-    def _put(self, commands: tuple[machine.Command, ...]) -> list[tuple[str, dict[str, Any]]]:
+    def _put(self, commands: tuple[Command, ...]) -> list[tuple[str, dict[str, Any]]]:
         frames: list[tuple[str, dict[str, Any]]] = []
         for command in commands:
             for name, body in words_of(command):
@@ -227,110 +236,12 @@ class MasterService:
         """A worker that is stuck or cut off is ended; only then is it surely gone, and the others may go on."""
         now = time.monotonic()
         for number, worker in self._state.workers.items():
-            heard = self._heard.setdefault(_name(number), now)
+            heard = self._heard.setdefault(name_of(number), now)
             silent = worker.desk and now - heard > self._spec.silence_s
             if silent and number not in self._doomed:
                 self._doomed.add(number)
                 reason = f"worker {number} gave no sign of life for {self._spec.silence_s:g} s"
-                self._send(self._put((machine.KillWorkers((number,), reason),)))
-
-
-def _name(worker: int) -> str:
-    return f"worker-{worker}"
-
-
-def _number(name: str) -> int:
-    return int(name.removeprefix("worker-"))
-
-
-def _decode(payload: bytes, key: str) -> dict[str, Any] | None:
-    """A frame of one who knows the job's key; anything else is nobody's."""
-    try:
-        frame = json.loads(payload)
-        if not hmac.compare_digest(str(frame["key"]), key) or not isinstance(frame["from"], str):
-            return None
-        if frame["from"] != LAUNCHER:
-            _number(frame["from"])
-    except (ValueError, KeyError, TypeError):
-        return None
-    result: dict[str, Any] = frame
-    return result
-
-
-def event_of(name: str, body: Any) -> machine.Event | None:
-    """A message as an event of the machine."""
-    op = body["op"]
-    if name == LAUNCHER:
-        return _launcher_event(op, body)
-    worker = _number(name)
-    if op == "arrived":
-        return machine.WorkerArrived(worker, body["post"], body["desk"])
-    if op == "offered":
-        return machine.PostOffered(worker, body["post"])
-    if op == "ready":
-        return machine.NewcomerReady(worker)
-    if op == "built":
-        return machine.Built(worker, body["generation"])
-    if op == "build_failed":
-        return machine.BuildFailed(worker, body["generation"], body["error"])
-    if op == "synced":
-        return machine.Synced(worker, body["generation"])
-    if op == "switched":
-        return machine.Switched(worker, body["generation"], body["step"])
-    if op == "stopped":
-        return machine.Stopped(worker, body["generation"], body["step"])
-    if op == "dropped":
-        return machine.Dropped(worker, body["generation"])
-    if op == "resize":
-        return machine.ResizeAsked(SCRIPT, body["workers"])
-    return None
-
-
-def _launcher_event(op: str, body: Any) -> machine.Event | None:
-    if op == "exited":
-        return machine.WorkerExited(body["worker"], body["code"])
-    if op == "failed":
-        return machine.WorkerFailed(body["worker"], body["error"])
-    if op == "interrupt":
-        return machine.InterruptAsked()
-    if op == "resize":
-        return machine.ResizeAsked(body["request"], body["workers"])
-    if op == "remove":
-        return machine.RemovalAsked(body["request"], tuple(body["workers"]), body["replaced"], body["reason"])
-    return None
-
-
-def words_of(command: machine.Command) -> list[tuple[str, dict[str, Any]]]:
-    """A command as messages: to whom, and what."""
-    if isinstance(command, machine.StartWorker):
-        fields = {name: getattr(command, name) for name in command.__dataclass_fields__}
-        return [(LAUNCHER, {"op": "start", **fields})]
-    if isinstance(command, machine.KillWorkers):
-        return [(LAUNCHER, {"op": "kill", "workers": list(command.workers), "reason": command.reason})]
-    if isinstance(command, machine.AskToStop):
-        return [(LAUNCHER, {"op": "stop", "reason": command.reason})]
-    if isinstance(command, machine.TellStory):
-        return [(LAUNCHER, {"op": "story", "event": command.event, **command.fields})]
-    if isinstance(command, machine.Answer):
-        answer = {"request": command.request, "accepted": command.accepted, "reason": command.reason}
-        return [(LAUNCHER, {"op": "answer", **answer})]
-    return [(_name(n), _word(command)) for n in command.to]
-
-
-def _word(
-    command: machine.Form | machine.Arm | machine.Abandon | machine.Release | machine.TellLost | machine.Dismiss,
-) -> dict[str, Any]:
-    if isinstance(command, machine.Form):
-        return {"op": "form", "formation": command.formation.to_json(), "at_once": command.at_once}
-    if isinstance(command, machine.Arm):
-        return {"op": "arm", "generation": command.generation}
-    if isinstance(command, machine.Abandon):
-        return {"op": "abandon", "generation": command.generation}
-    if isinstance(command, machine.Release):
-        return {"op": "release"}
-    if isinstance(command, machine.TellLost):
-        return {"op": "lost", "lost": list(command.lost)}
-    return {"op": "dismiss"}
+                self._transition(StuckFound(number, reason))
 
 
 def main() -> int:

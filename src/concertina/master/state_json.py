@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from concertina.master.machine import Change, Pending, Phase, Stage, State, Worker
+from concertina.master.machine_types import Change, Pending, Phase, Stage, State, Worker
 
 
 def dump(state: State) -> dict[str, Any]:
@@ -13,22 +13,25 @@ def dump(state: State) -> dict[str, Any]:
 
 def load(raw: Mapping[str, Any]) -> State:
     pending = raw["pending"]
-    plain = {**raw}
+    plain = _with_tuples(raw)
     plain["phase"] = Phase(raw["phase"])
-    plain["members"] = tuple(raw["members"])
-    plain["shares"] = tuple(tuple(block) for block in raw["shares"])
+    plain["shares"] = _shares(raw["shares"])
     plain["workers"] = {int(n): Worker(**w) for n, w in raw["workers"].items()}
     plain["schedule"] = tuple(Change(**change) for change in raw["schedule"])
-    plain["stopped"] = {int(n): g for n, g in raw["stopped"].items()}
-    plain["exits"] = {int(n): code for n, code in raw["exits"].items()}
-    for name in ("formed", "dropped", "lost"):
-        plain[name] = tuple(raw[name])
+    for name in ("stopped", "exits", "speeds"):
+        plain[name] = {int(n): value for n, value in raw[name].items()}
     plain["pending"] = None if pending is None else _load_pending(pending)
     return State(**plain)
 
 
 def _load_pending(raw: Mapping[str, Any]) -> Pending:
-    plain = {**raw, "stage": Stage(raw["stage"])}
-    for name in ("members", "joiners", "leavers", "built", "synced", "switched"):
-        plain[name] = tuple(raw[name])
-    return Pending(**plain)
+    plain = _with_tuples(raw)
+    return Pending(**{**plain, "stage": Stage(raw["stage"]), "shares": _shares(raw["shares"])})
+
+
+def _with_tuples(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
+
+
+def _shares(raw: list[list[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(block) for block in raw)
