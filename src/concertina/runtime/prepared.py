@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.amp import GradScaler
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from concertina.core.errors import CheckpointError, UsageError
+from concertina.runtime.arrays import Array, ArrayModel
 
 
 @dataclass(slots=True)
@@ -21,6 +23,7 @@ class Prepared:
     schedulers: list[LRScheduler] = field(default_factory=list)
     scalers: list[GradScaler] = field(default_factory=list)
     registered: dict[str, Any] = field(default_factory=dict)
+    arrays: list[Array] = field(default_factory=list)  # that are trained in the place of a model
 
     @classmethod
     def sort(cls, things: tuple[Any, ...]) -> "Prepared":
@@ -28,10 +31,12 @@ class Prepared:
         found = cls()
         for thing in things:
             found._add(thing)
+        if found.arrays:
+            found.models.append(ArrayModel(found.arrays))
         if len(found.models) != 1:
             raise UsageError(
                 f"prepare() needs one model and got {len(found.models)}"
-                + ("; put several networks into one nn.Module" if found.models else "")
+                + ("; put several networks into one nn.Module, and no NumPy arrays beside it" if found.models else "")
             )
         return found
 
@@ -44,10 +49,12 @@ class Prepared:
             self.schedulers.append(thing)
         elif isinstance(thing, GradScaler):
             self.scalers.append(thing)
+        elif isinstance(thing, np.ndarray):
+            self.arrays.append(thing)
         else:
             raise UsageError(
-                f"prepare() cannot take a {type(thing).__name__}: it takes a model, optimizers, schedulers and "
-                "gradient scalers; use session.register(name, thing) for other state"
+                f"prepare() cannot take a {type(thing).__name__}: it takes a model (or NumPy arrays), optimizers, "
+                "schedulers and gradient scalers; use session.register(name, thing) for other state"
             )
 
     @property

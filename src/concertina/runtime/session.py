@@ -17,7 +17,7 @@ from concertina.core.batch_scaling import Scaling
 from concertina.core.checkpoints import Manifest, folder_name
 from concertina.core.env import WorkerEnv
 from concertina.core.errors import UsageError
-from concertina.runtime import environment
+from concertina.runtime import arrays, environment
 from concertina.runtime.buckets import DdpOptions
 from concertina.runtime.catch_up import CatchUp
 from concertina.runtime.checkpoint import pack_parts, read_checkpoint, to_bytes, unpack_parts, write_checkpoint
@@ -175,6 +175,8 @@ class Session:
         if self._engine is not None:
             raise UsageError("prepare() was called twice: give it the model and everything that steps with it at once")
         prepared = Prepared.sort(things)
+        if prepared.arrays and self._loaders:
+            raise UsageError("prepare() the NumPy arrays before session.loader(), so that its batches are arrays, too")
         check_model(prepared.model)
         for optimizer in prepared.optimizers:
             check_optimizer(optimizer, prepared.model)
@@ -289,6 +291,8 @@ class Session:
             raise UsageError(
                 f"session.loader does not take {', '.join(sorted(unknown))}: it makes sampler, batches and seeds itself"
             )
+        if self._prepared.arrays:
+            options.setdefault("collate_fn", arrays.stack)
         settings = LoaderOptions(
             batch_size=batch_size,
             shuffle=shuffle,
@@ -305,8 +309,10 @@ class Session:
     def register(self, name: str, thing: Any) -> None:
         """Further state that belongs to the job: anything with state_dict() and load_state_dict().
 
-        What changes once per step belongs under `if session.is_last_turn:`; an AveragedModel does so by itself.
+        What changes once per step belongs under `if session.is_last_turn:`; an AveragedModel does so by itself. A NumPy
+        array may be registered as it is.
         """
+        thing = arrays.carried(thing)
         if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
             raise UsageError(f"register({name!r}, ...): {type(thing).__name__} has no state_dict and load_state_dict")
         if name in self._prepared.registered:
@@ -407,6 +413,12 @@ class Session:
     def _told_of_batch(self) -> None:
         if self.is_main and self.scale.total:
             self.events.emit("batch", step=self.step, total=self.scale.total, reason=self.scale.reason)
+
+    def reduce(self, *gradients: Any) -> list[arrays.Array] | None:
+        """For NumPy arrays that prepare() was given: the mean over all virtual workers of the gradients that each gives
+        in its turn, one per array. It is there in the last turn of a step, in which to change the arrays; before, None.
+        """
+        return arrays.mean_over_virtual_workers(self.engine, gradients)
 
     def log(self, **values: Any) -> None:
         """Numbers of the current step; those of virtual worker 0 appear in the event stream."""
