@@ -82,7 +82,7 @@ class Desk:
         found = []
         for slot in range(SLOTS):
             head = self._head(v, slot)
-            if self.words[head] == number:
+            if self.words[head] == number and self.words[head + 3]:  # a slot that was never used is all zeros
                 found.append((self.words[head + 3], slot))
         if not found:
             return None
