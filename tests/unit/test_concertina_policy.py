@@ -235,6 +235,27 @@ def test_a_job_stays_on_the_types_it_allows() -> None:
     assert (int(found.workers[0]), rows.types[int(found.kind[0])]) == (2, "T4")
 
 
+def test_a_job_moves_to_a_faster_type_that_is_free_if_that_pays() -> None:
+    def types(done: float, **fields: object) -> tuple[str, int]:
+        held = replace(running(job("a", 9000.0, **fields), 2, "T4"), work_done=done)
+        rows = table(held, cluster="1x2:A100,1x2:T4")
+        found = POLICY.allocate(rows)
+        assert found.kind is not None
+        return rows.types[int(found.kind[0])], int(found.workers[0])
+
+    assert types(0.0) == ("A100", 2)
+    assert types(8990.0) == ("T4", 2)
+    assert types(0.0, device_types=("T4",)) == ("T4", 2)
+
+
+def test_what_a_job_leaves_behind_goes_to_the_next_in_the_same_round() -> None:
+    held = running(job("a", 9000.0), 1, "T4")
+    rows = table(held, job("b", 90000.0, device_types=("T4",)), cluster="1x2:A100,1x1:T4")
+    found = POLICY.allocate(rows)
+    assert found.kind is not None
+    assert [(rows.types[k], int(n)) for k, n in zip(found.kind, found.workers, strict=True)] == [("A100", 2), ("T4", 1)]
+
+
 # -- reasons and whole runs ----------------------------------------------------------------------------------
 
 

@@ -37,6 +37,8 @@ class Climber:
     kind: int = -1
     rank: int = 0
     """What it is to have."""
+    moves: bool = False
+    """Whether it may go on on another device type than the one it holds."""
 
     @property
     def count(self) -> int:
@@ -61,21 +63,52 @@ def climb(climbers: list[Climber], free: list[int], *, horizon_s: float, loyalty
         if found:
             heapq.heappush(steps, (-found[0], climber.tie, index, kind, found[1]))
 
+    def give() -> None:
+        while steps:
+            _, _, index, kind, rank = heapq.heappop(steps)
+            climber = climbers[index]
+            if climber.rank and climber.kind != kind:
+                continue  # it went to another type in the meantime
+            ladder = climber.ladders[kind]
+            assert ladder is not None
+            extra = ladder.counts[rank] - climber.count
+            if extra <= free[kind]:
+                free[kind] -= extra
+                climber.kind, climber.rank = kind, rank
+            look(index, kind)
+
     for index, climber in enumerate(climbers):
         for kind in _kinds(climber):
             look(index, kind)
-    while steps:
-        _, _, index, kind, rank = heapq.heappop(steps)
-        climber = climbers[index]
-        if climber.rank and climber.kind != kind:
-            continue  # it went to another type in the meantime
-        ladder = climber.ladders[kind]
-        assert ladder is not None
-        extra = ladder.counts[rank] - climber.count
-        if extra <= free[kind]:
-            free[kind] -= extra
-            climber.kind, climber.rank = kind, rank
-        look(index, kind)
+    give()
+    for index, climber in enumerate(climbers):
+        if climber.moves and not climber.rank and climber.held_rank and len(free) > 1:
+            for kind in _all_kinds(climber):  # the type it held went to others
+                look(index, kind)
+    give()
+
+
+def move(climbers: list[Climber], free: list[int], *, horizon_s: float) -> bool:
+    """Let jobs go on on a faster device type that is free, where that pays; whether any does."""
+    any_ = False
+    movers = [c for c in climbers if c.moves and c.rank and c.kind == c.held_kind]
+    for climber in sorted(movers, key=lambda c: (-c.weight, c.tie)):
+        best = (float(climber.ladder.speeds[climber.rank]), climber.kind, climber.rank)
+        for kind, ladder in enumerate(climber.ladders):
+            if ladder is None or kind == climber.kind:
+                continue
+            for rank in ladder.levels:
+                faster = float(ladder.speeds[rank])
+                lasts = min(horizon_s, climber.left / faster)
+                gains = (faster - best[0]) * lasts > faster * float(ladder.pauses[rank])
+                if gains and ladder.counts[rank] <= free[kind]:
+                    best = (faster, kind, rank)
+        if best[1] != climber.kind:
+            free[climber.kind] += climber.count
+            climber.kind, climber.rank = best[1:]
+            free[climber.kind] -= climber.count
+            any_ = True
+    return any_
 
 
 def lift(climber: Climber, need: float, free: list[int]) -> None:
@@ -104,6 +137,10 @@ def _kinds(climber: Climber) -> list[int]:
         return [climber.kind]
     if climber.held_rank:
         return [climber.held_kind]
+    return _all_kinds(climber)
+
+
+def _all_kinds(climber: Climber) -> list[int]:
     return [kind for kind, ladder in enumerate(climber.ladders) if ladder is not None and ladder.levels]
 
 

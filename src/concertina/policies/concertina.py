@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from concertina.policies.base import Shares
-from concertina.policies.climb import Climber, climb, lift
+from concertina.policies.climb import Climber, climb, lift, move
 from concertina.policies.elasticflow import ElasticFlowPolicy
 from concertina.policies.fair_promise import loose_rows, wished, with_wishes
 from concertina.policies.fairness import FLOOR, fairness_of, notes
@@ -124,6 +124,8 @@ class ConcertinaPolicy:
         self._lift(crowd, needy, loose, free)
         climbers += loose.values()
         climb(climbers, free, horizon_s=self.horizon_s, loyalty=self.loyalty)
+        if len(free) > 1 and move(climbers, free, horizon_s=self.horizon_s):
+            climb(climbers, free, horizon_s=self.horizon_s, loyalty=self.loyalty)
         return climbers
 
     @staticmethod
@@ -183,6 +185,7 @@ class ConcertinaPolicy:
                     weight=float(crowd.weights[place]),
                     unit=unit,
                     tie=1e15 + float(crowd.size[place]),
+                    moves=True,
                 )
         return found
 
