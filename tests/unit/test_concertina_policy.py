@@ -141,6 +141,11 @@ def test_a_change_that_does_not_pay_for_its_pause_is_not_made() -> None:
     assert shares(table(begun)) == [4]
 
 
+def test_a_job_starts_on_what_it_asked_for_even_if_it_is_over_soon() -> None:
+    assert shares(table(job("a", 2.0, gpus=1))) == [1]
+    assert shares(table(job("a", 2.0, gpus=4))) == [4]
+
+
 def test_who_runs_is_not_stopped_for_one_that_is_hardly_shorter() -> None:
     held = running(job("a", 1000.0, model="one"), 1)
     assert shares(table(held, job("b", 990.0, model="one"), cluster="1x1")) == [1, 0]

@@ -37,6 +37,8 @@ class Climber:
     kind: int = -1
     rank: int = 0
     """What it is to have."""
+    asked: int = 0
+    """Devices it asked for: to start on so many is never too many."""
     moves: bool = False
     """Whether it may go on on another device type than the one it holds."""
 
@@ -177,7 +179,7 @@ def _repays(climber: Climber, ladder: Ladder, above: int, below: int, horizon_s:
 
     A job that starts pauses anyway: there only the longer pause counts.
     """
-    if not below:
+    if not below or (starts and ladder.counts[above] <= climber.asked):
         return True
     faster, pause = float(ladder.speeds[above]), float(ladder.pauses[above])
     if starts:

@@ -185,6 +185,7 @@ class ConcertinaPolicy:
                     weight=float(crowd.weights[place]),
                     unit=unit,
                     tie=1e15 + float(crowd.size[place]),
+                    asked=int(crowd.table.gpus[row]),
                     moves=True,
                 )
         return found
