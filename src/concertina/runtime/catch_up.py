@@ -297,6 +297,8 @@ def _cut(prepared: Prepared, description: dict[str, Any]) -> list[Piece]:
         size = SLICE if sliceable else max(1, param.numel())
         for lo in range(0, max(1, param.numel()), size):
             pieces.append(_piece(i, lo, min(lo + size, param.numel()), optimizer, group, tensors, param.numel()))
+            # Trained, but by no optimizer that we know: the script changes it by hand, which nobody can replay.
+            pieces[-1].exact = optimizer >= 0 or not param.requires_grad
     return pieces
 
 
