@@ -10,11 +10,18 @@ from concertina.core.env import WorkerEnv
 from concertina.core.errors import CheckpointError, UsageError
 from concertina.core.placement import VirtualPlacement
 from concertina.master.machine import Change
-from concertina.runner import RunSettings, SampleBook, parse_changes
+from concertina.report import SampleBook
+from concertina.runner import RunSettings, parse_changes
 
 
 def test_a_worker_environment_survives_the_way_through_variables() -> None:
-    env = WorkerEnv(virtual=8, workers=3, worker=2, generation=4, launched=True, run_dir="x y", stop_at=7)
+    env = WorkerEnv(virtual=8, worker=2, members=(0, 2, 5), generation=4, launched=True, run_dir="x y", hold_at=7)
+    assert WorkerEnv.from_environ(env.to_environ()) == env
+
+
+def test_a_newcomer_has_no_members_to_start_with() -> None:
+    env = WorkerEnv(virtual=8, worker=2, members=())
+    assert env.joins
     assert WorkerEnv.from_environ(env.to_environ()) == env
 
 
@@ -26,8 +33,7 @@ def test_without_variables_a_script_is_a_job_of_one() -> None:
     ("fields", "sentence"),
     [
         ({"virtual": 0}, "at least 1 virtual worker"),
-        ({"virtual": 2, "workers": 3}, "use 1 to 2 workers"),
-        ({"virtual": 2, "workers": 0}, "use 1 to 2 workers"),
+        ({"virtual": 2, "members": (0, 1, 2)}, "use 1 to 2 workers"),
         ({"level": "D9"}, "not one of D0, D1, D2"),
     ],
 )
@@ -142,7 +148,8 @@ def test_a_newer_format_a_damaged_manifest_and_no_checkpoint_are_told_apart(tmp_
 
 def test_the_sample_book_counts_missed_and_doubled_batches() -> None:
     book = SampleBook()
-    event = {"loader": 0, "epoch": 2, "virtual": 0, "batches": 10, "expected": 40}
-    book.add({**event, "first": 0, "end": 4, "seen": 16})
-    book.add({**event, "first": 3, "end": 9, "seen": 24})
+    event = {"loader": 0, "epoch": 2, "turn": 0, "virtual": 1, "size": 4, "expected": 40}
+    book.add({**event, "first": 0, "end": 4, "round": 20})
+    book.add({**event, "first": 0, "end": 3, "round": 20})  # another worker saw the same rounds
+    book.add({**event, "first": 3, "end": 9, "round": 24})  # batch 3 in a second round
     assert book.rows() == [{"epoch": 2, "loader": 0, "expected": 40, "seen": 40, "duplicated": 4, "missed": 4}]

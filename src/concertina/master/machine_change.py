@@ -43,6 +43,7 @@ from concertina.master.machine_types import (
 
 ATTEMPTS = 3  # to bring in newcomers for one change
 LEAD_SECONDS = 15.0  # newcomers for a planned change are started this long before its step
+GUESSED_PACE = 0.1  # seconds per step, until it has been measured
 
 
 # -- what others may have waited for ---------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ def _skip_planned(state: State) -> Result:
 def _near(state: State, change: Change) -> bool:
     """Members wait for a planned change after they have trained its step, so the step before it is the latest."""
     ahead = change.step - state.step
-    return ahead <= 1 or ahead * state.pace < LEAD_SECONDS
+    return ahead <= 1 or ahead * (state.pace or GUESSED_PACE) < LEAD_SECONDS
 
 
 def _idle(state: State) -> list[int]:
