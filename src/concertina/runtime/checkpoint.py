@@ -5,6 +5,7 @@ network is ever interpreted. Files hold tensors and plain values only and are re
 """
 
 import io
+import os
 import re
 import shutil
 from collections import OrderedDict
@@ -73,7 +74,7 @@ def _write_folder(folder: Path, files: Mapping[str, bytes], manifest: Manifest) 
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
     for name, data in files.items():
-        (unfinished / name).write_bytes(data)
+        _write_file(unfinished / name, data)
     entries = {name: file_entry(unfinished / name) for name in files}
     complete = Manifest(
         step=manifest.step,
@@ -82,10 +83,26 @@ def _write_folder(folder: Path, files: Mapping[str, bytes], manifest: Manifest) 
         environment=manifest.environment,
         files=entries,
     )
-    (unfinished / MANIFEST).write_text(complete.to_json())
+    _write_file(unfinished / MANIFEST, complete.to_json().encode())
     if folder.exists():  # the same step again, after going back to an older checkpoint
         shutil.rmtree(folder)
     unfinished.rename(folder)
+    _sync_folder(folder.parent)
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def pack_parts(parts: Mapping[int, bytes]) -> bytes:

@@ -20,7 +20,8 @@ from concertina.core.errors import UsageError
 from concertina.runtime import arrays, environment
 from concertina.runtime.buckets import DdpOptions
 from concertina.runtime.catch_up import CatchUp
-from concertina.runtime.checkpoint import pack_parts, read_checkpoint, to_bytes, unpack_parts, write_checkpoint
+from concertina.runtime.checkpoint import pack_parts, read_checkpoint, to_bytes, unpack_parts
+from concertina.runtime.checkpoint_writer import CheckpointWriter
 from concertina.runtime.context_record import tensor_from_bytes, tensor_to_bytes
 from concertina.runtime.data import Feed, LoaderOptions
 from concertina.runtime.desk import Desk, is_final
@@ -86,6 +87,7 @@ class Session:
         self._step_began = 0.0
         self._logged: dict[str, Any] = {}
         self._unsent: tuple[int, int, float, dict[str, Any]] | None = None
+        self._writer = CheckpointWriter(self._told_of_checkpoint)
         self.recorder: Recorder | None = None
         self.events = EventPipe(env.events_fd, env.worker)
         self.scale = BatchScale(Scaling(env.scaling), env.virtual, env.from_workers, env.ramp)
@@ -522,6 +524,7 @@ class Session:
             if elastic.needs_final():
                 elastic.make_final()
         elastic.show_state()
+        self._writer.check()
         self._act_until_done(agreed, stepped)
 
     def _act_until_done(self, agreed: Agreement, stepped: bool) -> None:
@@ -620,6 +623,7 @@ class Session:
 
     def _leave(self, end: EndOfRun) -> NoReturn:
         """Out of the user's loop; remembered, should the script catch what it ought to let pass."""
+        self._writer.wait()
         self.end = end
         raise end
 
@@ -714,8 +718,10 @@ class Session:
         manifest = Manifest(
             step=self.step, epoch=self.epoch, virtual=self.size, environment=self._environment, files={}
         )
-        write_checkpoint(folder, shared, contexts, manifest)
-        self.events.emit("checkpoint", step=self.step, path=str(folder))
+        self._writer.write(folder, shared, contexts, manifest)
+
+    def _told_of_checkpoint(self, step: int, folder: Path) -> None:
+        self.events.emit("checkpoint", step=step, path=str(folder))
 
     def _gather_contexts(self) -> dict[int, bytes]:
         """All virtual workers' contexts as file contents; complete on the main worker only."""
@@ -789,6 +795,7 @@ class Session:
             self._meet()
         if not self.finishing:
             self._write_final()
+        self._writer.wait()
         self._over = True
         self._flush_step()
         self.events.emit("finished", step=self.step, epoch=self.epoch, reason=self.stop_reason)
@@ -833,6 +840,7 @@ class Session:
 
     def close(self) -> None:
         """Ends what the session started; the process may go on."""
+        self._writer.close()
         if self._membership is not None:
             self._membership.close()
         self._flush_step()
