@@ -137,6 +137,11 @@ class Session:
         return self._engine.generation.fabric.size
 
     @property
+    def keeps_batch(self) -> bool:
+        """Whether the number of workers leaves the batch alone: under --scaling consistent and strong."""
+        return self.scale.mode in (Scaling.CONSISTENT, Scaling.STRONG)
+
+    @property
     def device(self) -> torch.device:
         """The device of this worker: a GPU if there is one."""
         if not torch.cuda.is_available():
