@@ -2,8 +2,14 @@
 
     python -m benchmarks.promises traces [NAME ...]    deadlines met, CPU seconds of the whole run
     python -m benchmarks.promises noise [NAME ...]     the same with step times that vary by 10 %
-    python -m benchmarks.promises ablation             elasticflow and its halves (fig. 9) on 195job
+    python -m benchmarks.promises philly               the same on Philly VCs, deadlines drawn as in the paper
+    python -m benchmarks.promises overheads            generated traces, changes that cost 0 to 60 s
     python -m benchmarks.promises decision             one decision, 500 active jobs on 1,024 devices
+    python -m benchmarks.promises figure6b             ElasticFlow's figures again: 195 jobs, every baseline
+    python -m benchmarks.promises figure8 [NAME ...]   other traces
+    python -m benchmarks.promises figure9              elasticflow and its halves as the cluster grows
+    python -m benchmarks.promises figure10             cluster efficiency and makespan, all jobs admitted
+    python -m benchmarks.promises figure11             jobs with and without a deadline together
 
 CPU time of one process, so that a busy machine does not count.
 """
@@ -16,18 +22,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
 from concertina.core.cluster import Cluster
+from concertina.core.job import JobSpec
 from concertina.core.plan import Admitted
 from concertina.policies.admission import rule
 from concertina.policies.registry import policy_named
 from concertina.policies.scaling_curve import Curves
 from concertina.policies.table import Table
+from concertina.simulator.generate import Recipe, generate
+from concertina.simulator.metrics import Result
 from concertina.simulator.noise import Noise
 from concertina.simulator.run import simulate
-from concertina.simulator.scenario import load_scenario
+from concertina.simulator.scenario import Scenario, load_scenario
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
 CASES = {
@@ -46,26 +56,127 @@ CASES = {
 SMALL = ("195job", "philly_103959", "cluster10", "elasticVpollux_e")
 
 
-def run(name: str, policy: str = "elasticflow", noise: float = 0.0) -> None:
-    """Simulate one trace and print a row."""
+BASELINES = ("edf", "gandiva", "tiresias", "themis", "chronus")
+HALVES = ("elasticflow", "edf-admission", "edf-elastic", "edf")
+VIRTUAL_CLUSTERS = ("2869ce", "b436b2", "6214e9", "ed69ec")
+
+
+def load(name: str) -> Scenario:
+    """One of the cases."""
     file, cluster = CASES[name]
-    scenario = load_scenario(str(TRACES / f"{file}.csv.gz"), cluster=cluster)
-    begun = time.process_time()
-    found = simulate(
-        scenario.jobs,
+    return load_scenario(str(TRACES / f"{file}.csv.gz"), cluster=cluster)
+
+
+def play(scenario: Scenario, jobs: Sequence[JobSpec], policy: str, noise: float = 0.0, seed: int = 0) -> Result:
+    """Simulate jobs with what a change costs in ElasticFlow's simulator."""
+    return simulate(
+        jobs,
         cluster=scenario.cluster,
         policy=policy,
         throughput=scenario.throughput,
         overhead="elasticflow",
         noise=Noise(step_time=noise),
-        trace=name,
-    ).summary
-    spent = time.process_time() - begun
-    print(
-        f"| {name} | {cluster} | {policy} | {found.deadline_met} of {found.jobs} | {found.admitted} "
-        f"| {found.admitted_missed} | {spent:.1f} |",
-        flush=True,
+        seed=seed,
+        trace=scenario.name,
     )
+
+
+def row(*cells: object) -> None:
+    """A line of a table."""
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+
+def run(name: str, policy: str = "elasticflow", noise: float = 0.0) -> None:
+    """Simulate one trace and print a row."""
+    scenario = load(name)
+    begun = time.process_time()
+    found = play(scenario, scenario.jobs, policy, noise).summary
+    spent = time.process_time() - begun
+    met = f"{found.deadline_met} of {found.jobs}"
+    row(name, CASES[name][1], policy, met, found.admitted, found.admitted_missed, f"{spent:.1f}")
+
+
+def philly(noises: Sequence[float] = (0.0, 0.1), seed: int = 0) -> None:
+    """Virtual clusters of Philly, which has no deadlines: those of the paper are drawn, 0.5 to 1.5 durations."""
+    for vc in VIRTUAL_CLUSTERS:
+        scenario = load_scenario(
+            f"{TRACES / 'philly' / 'philly_jobs.csv.gz'}#vc={vc},first=1500", cluster="16x8", skip_bad_rows=True
+        )
+        draw = random.Random(seed)
+        jobs = [
+            replace(job, deadline_s=job.submit_s + draw.uniform(0.5, 1.5) * (job.duration_s or 0.0))
+            for job in scenario.jobs
+        ]
+        for noise in noises:
+            found = play(scenario, jobs, "elasticflow", noise).summary
+            row(vc, f"noise {noise:g}", f"{found.deadline_met} of {found.jobs}", found.admitted, found.admitted_missed)
+
+
+def overheads() -> None:
+    """Generated traces on 16 and 64 devices at 0.8 to 4 times what these can do, tight and loose deadlines."""
+    for overhead in ("instant", "elasticflow", "stop-resume", 60.0):
+        jobs = met = taken = late = 0
+        for like in ("itp", "philly"):
+            for gpus in (16, 64):
+                for much in (0.8, 1.5, 4.0):
+                    for tight, loose in ((0.5, 1.5), (0.3, 0.9)):
+                        recipe = Recipe(
+                            jobs=200, load=much, gpus=gpus, like=like, deadlines=1.0, tight=tight, loose=loose
+                        )
+                        cluster = Cluster.parse(f"{gpus // 8}x8")
+                        found = simulate(generate(recipe), cluster=cluster, policy="elasticflow", overhead=overhead)
+                        jobs, met = jobs + found.summary.jobs, met + found.summary.deadline_met
+                        taken, late = taken + found.summary.admitted, late + found.summary.admitted_missed
+        row(overhead, f"{met} of {jobs}", taken, late)
+
+
+def compare(name: str) -> None:
+    """Deadlines met by ElasticFlow and by each baseline."""
+    scenario = load(name)
+    met = {policy: play(scenario, scenario.jobs, policy).summary.deadline_met for policy in ("elasticflow", *BASELINES)}
+    ours = met["elasticflow"]
+    cells = [f"{met[policy]} ({ours / max(met[policy], 1):.2f}x)" for policy in BASELINES]
+    row(name, f"{ours} of {len(scenario.jobs)}", *cells)
+
+
+def figure9() -> None:
+    """The same jobs on clusters of growing size."""
+    for nodes in (4, 8, 16, 32, 64):
+        file, _ = CASES["195job"]
+        scenario = load_scenario(str(TRACES / f"{file}.csv.gz"), cluster=f"{nodes}x8:A100")
+        found = [play(scenario, scenario.jobs, policy).summary for policy in HALVES]
+        row(8 * nodes, *(f"{one.deadline_met}" for one in found))
+
+
+def figure10() -> None:
+    """100 jobs with deadlines of 1.5 durations, so that nobody is refused."""
+    scenario = load("195job")
+    jobs = [
+        replace(job, deadline_s=job.submit_s + 1.5 * (job.duration_s or 0.0))
+        for job in sorted(scenario.jobs, key=lambda job: job.submit_s)[:100]
+    ]
+    for policy in ("elasticflow", *BASELINES):
+        found = play(scenario, jobs, policy).summary
+        hours = found.makespan_s / 3600
+        row(policy, found.admitted, f"{found.cluster_efficiency:.3f}", f"{hours:.1f} h", found.deadline_met)
+
+
+def figure11(seed: int = 0) -> None:
+    """Part of the jobs without a deadline: deadlines met by the others, mean JCT of these over Gandiva's."""
+    scenario = load("195job")
+    policies = ("elasticflow", *BASELINES)
+    for share in (0.1, 0.3, 0.5, 0.7, 0.9):
+        draw = random.Random(seed)
+        jobs = [replace(job, deadline_s=None) if draw.random() < share else job for job in scenario.jobs]
+        strict = sum(job.deadline_s is not None for job in jobs)
+        met, waits = {}, {}
+        for policy in policies:
+            result = play(scenario, jobs, policy)
+            met[policy] = result.summary.deadline_met
+            loose = [one for one in result.outcomes if one.deadline_s is None and one.end_s is not None]
+            waits[policy] = fmean((one.end_s or 0.0) - one.submit_s for one in loose)
+        cells = [f"{100 * met[p] / strict:.0f} %, {waits[p] / waits['gandiva']:.2f}" for p in policies]
+        row(f"{100 * share:.0f} %", *cells)
 
 
 def decision(seed: int = 0, active: int = 500, rounds: int = 30) -> None:
@@ -103,11 +214,15 @@ def decision(seed: int = 0, active: int = 500, rounds: int = 30) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Run what was asked for."""
     what, names = arguments[0], arguments[1:]
-    if what == "decision":
-        decision()
-    elif what == "ablation":
-        for policy in ("elasticflow", "edf-admission", "edf-elastic", "edf"):
-            run("195job", policy)
+    alone = {
+        "decision": decision, "philly": philly, "overheads": overheads,
+        "figure9": figure9, "figure10": figure10, "figure11": figure11,
+    }  # fmt: skip
+    if what in alone:
+        alone[what]()
+    elif what in ("figure6b", "figure8"):
+        for name in names or (("195job",) if what == "figure6b" else (*SMALL[1:], "cluster01", "cluster06")):
+            compare(name)
     else:
         for name in names or (CASES if what == "traces" else SMALL):
             run(name, noise=0.1 if what == "noise" else 0.0)

@@ -14,6 +14,9 @@
     ├── IllegalMoveError        a job asked to change phase in a way the table forbids
     ├── UnknownNameError        a policy, overhead model or curve nobody has heard of
     ├── NoCurveError            no throughput is known for this job on this device type
+    ├── NoAllocationError       jobs and devices that no allocation can be found for (policies/allocation_model.py)
+    ├── NoSolverError           an exact allocation was asked for and highspy is missing (policies/milp.py)
+    ├── SolverError             the solver gave up on an allocation (policies/milp.py)
     ├── SimulationError         the simulated cluster was asked for something impossible
     ├── TraceError              a trace or table that can not be read (simulator/readers/problems.py)
     │   └── BadRowsError        some of its rows can not be used, and skipping them was not asked for

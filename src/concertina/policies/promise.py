@@ -38,6 +38,8 @@ class Entry:
     """What an earlier round has planned, and on which device type; empty: nothing."""
     finish_s: float = 0.0
     """When it would be done by that."""
+    lost: bool = False
+    """Whether it would be late even if it were alone."""
 
 
 @dataclass(slots=True)
@@ -50,13 +52,15 @@ class Outlook:
     shares: dict[int, Share] = field(default_factory=dict)
     late: list[int] = field(default_factory=list)
     """Rows that can not be in time."""
+    lost: int = 0
+    """How many of these could not even if they were alone: no other arrangement helps them."""
     short_s: float = 0.0
     """Seconds that jobs in time lack of the spare they should have, over all of them."""
 
     @property
     def loss(self) -> tuple[int, float]:
         """What is wrong with it: (0, 0) for nothing, less is better."""
-        return len(self.late), self.short_s
+        return len(self.late) - self.lost, self.short_s
 
     def reserved(self, table: Table, newcomer: str = "") -> dict[str, Reserved]:
         """What each job is to hold from when on, by job id; row -1 is the newcomer."""
@@ -99,10 +103,21 @@ def entries_of(table: Table, ladders: Ladders, terms: Terms) -> list[Entry]:
         claim = claim_of(table, row, float(left[row]), ladders, elastic=terms.elastic)
         deadline = float(table.deadline[row])
         dues = (terms.due(table.now, deadline, terms.defended), deadline)
-        entry = Entry(claim, row, deadline, dues, int(levels[row]))
+        entry = Entry(claim, row, deadline, dues, int(levels[row]), lost=table.now + _alone_s(claim) > deadline)
         _recall(entry, table.reserved.get(table.specs[row].id, ()))
         found.append(entry)
     return found
+
+
+def _alone_s(claim: Claim) -> float:
+    """Seconds a job takes on all devices it can use."""
+    best = math.inf
+    for kind, ladder in enumerate(claim.ladders):
+        if ladder is not None and ladder.top:
+            stays = claim.kind == kind and claim.rank == ladder.top
+            pause = claim.busy_s if stays else 0.0
+            best = min(best, pause + claim.left / claim.pace / float(ladder.speeds[-1]))
+    return best
 
 
 def _recall(entry: Entry, reserved: Reserved) -> None:
@@ -124,14 +139,14 @@ def look_ahead(table: Table, terms: Terms) -> Outlook:
     best = arrange(table, ladders, entries, terms, less=back)
     if any(back) and best.loss > _NONE:  # the reserve is there for this
         best = _better(best, arrange(table, ladders, entries, terms))
-    if best.late and terms.attempts:
+    if best.loss[0] and terms.attempts:
         best = _better(best, arrange(table, ladders, _as_promised(table, entries, terms), terms))
-    for fewer in terms.fewer if best.late and terms.attempts else ():
+    for fewer in terms.fewer if best.loss[0] and terms.attempts else ():
         less = [fewer] * len(table.types)
         best = _better(best, arrange(table, ladders, entries, terms, less=less))
         asked = _as_promised(table, entries, terms)
         best = _better(best, arrange(table, ladders, asked, terms, less=less))
-        if not best.late:
+        if not best.loss[0]:
             break
     return best
 
@@ -174,13 +189,13 @@ def arrange(table: Table, ladders: Ladders, entries: list[Entry], terms: Terms, 
         if delay > 0.0:
             best = _better(best, _as_planned(table.now, capacity, ladders, entries, later=delay))
     order = entries
-    for attempt in range(terms.attempts if best.late and terms.elastic else 0):
+    for attempt in range(terms.attempts if best.loss[0] and terms.elastic else 0):
         keep = attempt == 0
         if not keep:
             late = set(best.late)
             order = [e for e in order if e.row in late] + [e for e in order if e.row not in late]
         best = _better(best, _fill_in(table.now, capacity, ladders, order, terms, keep=keep))
-        if not best.late:
+        if not best.loss[0]:
             break
     return best
 
@@ -195,7 +210,7 @@ def _fill_in(
         entry.claim.floor = entry.level if keep else 0
         if _settle(outlook, entry):
             continue
-        outlook.late.append(entry.row)
+        _give_up(outlook, entry)
         if terms.give_up:
             waiting.append(entry)
         else:
@@ -216,7 +231,7 @@ def _as_planned(
     others: list[Entry] = []
     for entry in entries:
         share = None
-        if entry.runs:
+        if entry.runs and not entry.lost:
             runs = [(begin + later, rank) for begin, rank in entry.runs]
             share = outlook.filling.follow(entry.claim, entry.kind, runs, entry.dues[-1])
         if share is None:
@@ -224,8 +239,8 @@ def _as_planned(
         else:
             _keep(outlook, entry, share)
     late = [entry for entry in others if not _settle(outlook, entry)]
-    outlook.late += [entry.row for entry in late]
     for entry in late:
+        _give_up(outlook, entry)
         _rush(outlook, entry)
     return outlook
 
@@ -234,7 +249,7 @@ def _delay(now: float, capacity: list[int], entries: list[Entry]) -> float:
     """How many seconds the plan is behind: those by which the slowest job misses its planned end by itself."""
     behind = 0.0
     for entry in entries:
-        if entry.runs:
+        if entry.runs and not entry.lost:
             alone = Filling(now, capacity, len(entry.runs)).follow(entry.claim, entry.kind, entry.runs, _FAR)
             if alone is not None:
                 behind = max(behind, alone.finish_s - entry.finish_s)
@@ -251,6 +266,8 @@ def _empty(now: float, capacity: list[int], ladders: Ladders, entries: list[Entr
 
 def _settle(outlook: Outlook, entry: Entry) -> bool:
     """Fill a job in on its lowest level with its spare left; without, as early as it can be; False: it is late."""
+    if entry.lost:
+        return False
     share = outlook.filling.fill(entry.claim, entry.dues[0])
     if share is None and len(entry.dues) > 1:
         share = outlook.filling.rush(entry.claim, entry.dues[-1])
@@ -262,6 +279,11 @@ def _settle(outlook: Outlook, entry: Entry) -> bool:
 def _keep(outlook: Outlook, entry: Entry, share: Share) -> None:
     outlook.shares[entry.row] = share
     outlook.short_s += max(share.finish_s - entry.dues[0], 0.0)
+
+
+def _give_up(outlook: Outlook, entry: Entry) -> None:
+    outlook.late.append(entry.row)
+    outlook.lost += entry.lost
 
 
 def _rush(outlook: Outlook, entry: Entry) -> None:
@@ -327,7 +349,8 @@ class Counter:
         firm = [replace(entry, dues=entry.dues[:1]) for entry in entries]
         order = sorted([*firm, newcomer], key=lambda entry: entry.deadline)
         outlook = arrange(self.table, self.ladders, order, terms)
-        late = outlook.late
+        lost = {entry.row for entry in entries if entry.lost}
+        late = [row for row in outlook.late if row not in lost]
         if not late:
             self.plan = outlook
         if -1 in late:
@@ -342,7 +365,7 @@ class Counter:
 
     def _strained(self) -> bool:
         """Whether some job has not even today the spare it should have."""
-        return any(entry.dues[0] < self._finish(entry) for entry in self.entries)
+        return any(entry.dues[0] < self._finish(entry) for entry in self.entries if not entry.lost)
 
     def _eased(self) -> list[Entry]:
         """The promises, where jobs that are strained today only must not fare worse."""
