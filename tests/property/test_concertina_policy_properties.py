@@ -76,6 +76,18 @@ def test_an_admitted_job_is_never_late_whoever_comes_without_a_promise(
 
 
 @COMMON
+@given(traces(loose=False), st.sampled_from(CLUSTERS), st.sampled_from(("instant", "elasticflow")))
+def test_with_deadlines_alone_nobody_fares_otherwise_than_under_elasticflow(
+    jobs: list[JobSpec], cluster: str, overhead: str
+) -> None:
+    ours, theirs = (
+        simulate(jobs, cluster=Cluster.parse(cluster), policy=policy, overhead=overhead)
+        for policy in ("concertina", "elasticflow")
+    )
+    assert ours.outcomes == theirs.outcomes
+
+
+@COMMON
 @given(traces(strict=False), st.sampled_from(("1x1", "1x4", "2x4", "3x8")))
 def test_no_job_without_a_promise_takes_much_longer_than_its_fair_share_would(
     jobs: list[JobSpec], cluster: str

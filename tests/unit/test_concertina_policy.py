@@ -172,6 +172,14 @@ def test_a_step_that_does_not_fit_gives_way_to_a_smaller_one() -> None:
     assert (dented.count, free) == (2, [1])
 
 
+def test_a_step_that_others_have_made_too_large_gives_way_to_a_smaller_one() -> None:
+    dented, first = climber({1: 1.0, 2: 1.01, 4: 3.0}), climber({1: 1.0, 2: 2.0}, row=1, weight=2.0)
+    before, free = climber({1: 1.0, 2: 1.01, 4: 3.0}), [5]
+    climb([before], [5], horizon_s=600.0, loyalty=1.0)
+    climb([dented, first], free, horizon_s=600.0, loyalty=1.0)
+    assert (before.count, dented.count, first.count, free) == (4, 2, 2, [1])
+
+
 def test_a_lift_takes_the_lowest_rank_that_is_fast_enough() -> None:
     points = {1: 1.0, 2: 1.8, 4: 3.0}
     enough, most = climber(points), climber(points)
@@ -276,17 +284,22 @@ def test_reasons_name_the_fair_time_and_who_goes_first() -> None:
     assert "promises" in POLICY.explain(strict, 1, 0, 1)
 
 
-def test_a_stream_of_promises_does_not_starve_best_effort() -> None:
-    loose = job("loose", HOUR, model="one", submit_s=1.0)
-    stream = [job(f"s{i}", HOUR, HOUR * i / 2 + 1.5 * HOUR, submit_s=HOUR * i / 2, model="one") for i in range(40)]
+@pytest.mark.parametrize(("seconds", "every", "hours"), [(HOUR, HOUR / 2, 6.0), (2.5 * HOUR, 397.0, 9.0)])
+def test_a_stream_of_promises_does_not_starve_best_effort(seconds: float, every: float, hours: float) -> None:
+    """Short or long: with promises alone it waits for the end of the stream."""
+    loose = job("loose", seconds, model="one", submit_s=1.0)
+    stream = [
+        job(f"s{i}", 2 * every, i * every + 4 * every + 300.0, submit_s=i * every, model="one")
+        for i in range(round(20 * HOUR / every))
+    ]
 
     def end(policy: str) -> float:
-        found = simulate([*stream, loose], cluster=Cluster.parse("1x1"), policy=policy, throughput=TABLE)
+        found = simulate([*stream, loose], cluster=Cluster.parse("1x2"), policy=policy, throughput=TABLE)
         assert found.summary.admitted_missed == 0
         return next(o.end_s or math.inf for o in found.outcomes if o.job_id == "loose")
 
     assert end("elasticflow") > 15 * HOUR
-    assert end("concertina") < 6 * HOUR
+    assert end("concertina") < hours * HOUR
 
 
 TABLE = ThroughputTable(
