@@ -150,6 +150,14 @@ def test_a_plan_is_followed_as_far_as_there_are_devices() -> None:
     assert [free for _, free in profile.pieces()] == [0, 1]
 
 
+def test_next_to_nothing_left_still_waits_for_its_turn() -> None:
+    profile = Profile(0.0, 4, 1)
+    share = profile.follow(claim(1e-9), 0, [(0.0, 0), (5.0, 1)], 20.0)
+    assert share is not None
+    assert share.finish_s == pytest.approx(5.0)
+    assert [free for _, free in profile.pieces()][:1] == [4]
+
+
 def test_a_job_short_of_spare_is_filled_in_as_early_as_it_can_be() -> None:
     profile = Profile(0.0, 4, 4)
     share = profile.rush(claim(6.0), 0, 4.5)

@@ -245,7 +245,7 @@ class Profile:
             self._split(begin)
         k = int(self._edges[: self._size].searchsorted(until))
         # it ends where another begins: rounding must not make that an overlap, which would cost a change
-        claim = replace(claim, left=max(claim.left - _TICK * float(ladder.speeds[-1]), 0.0))
+        claim = replace(claim, left=max(claim.left - _TICK * float(ladder.speeds[-1]), claim.left / 2))
         at = np.maximum(begins.searchsorted(self._edges[:k], side="right") - 1, 0)
         return self._fill_uneven(claim, kind, int(ranks.max()), ranks[at], until, k)
 
