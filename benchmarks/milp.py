@@ -246,9 +246,9 @@ def _harsh(jobs: list[JobSpec], vague: Mapping[str, float], draw: random.Random)
     return World(jobs=true, believed=believed)
 
 
-def harder_table(nodes: Sequence[int], seed: int) -> str:
-    """Jobs more that `milp` ends while `greedy` ends 100, by world and nodes."""
-    rows = []
+def print_harder(nodes: Sequence[int], seed: int) -> None:
+    """Jobs more that `milp` ends while `greedy` ends 100, by world and nodes; row by row, since it takes a while."""
+    print(table(("jobs more", *(f"{count} nodes" for count in nodes)), []), flush=True)
     for name, world in worlds(seed).items():
         cells = []
         for count in nodes:
@@ -264,8 +264,7 @@ def harder_table(nodes: Sequence[int], seed: int) -> str:
                 for policy in (GreedyPolicy(), MilpPolicy())
             )
             cells.append(f"{100 * _total(greedy) / _total(milp) - 100:.1f}")
-        rows.append((name, *cells))
-    return table(("jobs more", *(f"{count} nodes" for count in nodes)), rows)
+        print("| " + " | ".join((name, *cells)) + " |", flush=True)
 
 
 def main() -> None:
@@ -278,7 +277,7 @@ def main() -> None:
     if what in ([], ["queueing"]):
         print(queueing_table(nodes or NODES, seed), flush=True)
     if what in ([], ["harder"]):
-        print(harder_table(nodes or NODES, seed), flush=True)
+        print_harder(nodes or NODES, seed)
 
 
 if __name__ == "__main__":

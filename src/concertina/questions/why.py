@@ -24,7 +24,7 @@ def why(snapshot: Snapshot, job_id: str, basis: Basis) -> str:
         return _submitted(snapshot, view, basis)
     known = replace(snapshot, jobs=tuple(v for v in snapshot.jobs if v.phase is not JobPhase.SUBMITTED))
     table = Table.from_snapshot(known, basis.curves)
-    if all(v.placement or not v.workers for v in known.jobs):
+    if all(v.placement or not v.workers for v in known.jobs) and not _on_lost_nodes(known):
         table.rooms, _ = observed(known, migrate=basis.placement == "buddy")
     row = known.jobs.index(view)
     wanted = {change.row: change.after for change in changes(table, basis.policy.allocate(table))}
@@ -36,6 +36,11 @@ def why(snapshot: Snapshot, job_id: str, basis: Basis) -> str:
     if held:
         return f"it runs on {_devices(held)}; {reason}"
     return f"it waits: {_lack(known, table, row, basis)}; {reason}"
+
+
+def _on_lost_nodes(snapshot: Snapshot) -> bool:
+    """Whether some job is still said to be where nothing is left."""
+    return any(node in snapshot.down for view in snapshot.jobs for node, _ in view.placement)
 
 
 def _submitted(snapshot: Snapshot, view: JobView, basis: Basis) -> str:
