@@ -119,28 +119,34 @@ def turn_until_over(job: Run) -> None:
 
 def _one_change(job: Run, watch: Watch, number: int) -> Asked:
     kind = ("grow", "move", "shrink")[number % 3]
-    before, known = watch.generation, len(watch.started)
+    known, wanted, leaver = len(watch.started), 2 if kind == "shrink" else 3, None
     at = time.monotonic()
     if kind == "move":
         leaver = watch.members[number // 3 % len(watch.members)]  # each place in turn, the main one too
         request = job.remove([leaver], replaced=True)
     else:
-        request = job.resize(3 if kind == "grow" else 2)
+        request = job.resize(wanted)
     turn_until(job, lambda: job.answer(request) is not None, "answer", watch)
     accepted, reason = job.answer(request) or (False, "")
     if not accepted:
         sys.exit(f"{kind} was refused: {reason}")
-    turn_until(job, lambda: watch.generation > before, f"end of change {number} ({kind})", watch)
-    step, newcomers = watch.step, [event["worker"] for event in watch.started[known:]]
+
+    def changed() -> bool:
+        return len(watch.members) == wanted and leaver not in watch.members
+
+    turn_until(job, changed, f"end of change {number} ({kind})", watch)
+    after, step = watch.generation, watch.step
+    newcomers = [event["worker"] for event in watch.started[known:]]
     turn_until(job, lambda: watch.step >= step + QUIET_STEPS + 1, "quiet steps", watch)
-    change = Asked(kind=kind, at=at, before=before, after=watch.generation)
+    before = max(generation for generation in watch.generations if generation < after)
+    change = Asked(kind=kind, at=at, before=before, after=after)
     if newcomers:
         change = replace(
             change,
             newcomer_at=watch.sign(newcomers[-1], BUILT),
             let_in_at=watch.sign(newcomers[-1], CAUGHT_UP),
         )
-    print(f"{number + 1}: {kind} after {watch.generations[watch.generation]['step']} steps", file=sys.stderr)
+    print(f"{number + 1}: {kind} after {watch.generations[after]['step']} steps", file=sys.stderr)
     return change
 
 
