@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from concertina.master import shard_ledger as ledger
-from concertina.master.shard_ledger import EpochOver, Granted, Refused, Shards, Span
+from concertina.core import shard_ledger as ledger
+from concertina.core.shard_ledger import EpochOver, Granted, Refused, Shards, Span
 
 Record = tuple[int, int, int]  # epoch, piece, position
 

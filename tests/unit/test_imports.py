@@ -34,7 +34,6 @@ PURE = [
     "master/machine_types.py",
     "master/state_json.py",
     "master/words.py",
-    "master/shard_ledger.py",
     "master/topology.py",
     "master/transfer_plan.py",
     "runtime/ring_order.py",

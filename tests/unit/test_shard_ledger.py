@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from concertina.core import shard_ledger as ledger
 from concertina.core.errors import UsageError
-from concertina.master import shard_ledger as ledger
-from concertina.master.shard_ledger import EpochOver, Granted, Refused, Report, Shards, Span, Wait
+from concertina.core.shard_ledger import EpochOver, Granted, Refused, Report, Shards, Span, Wait
 
 
 def in_order(pieces: int = 4, hold: int = 2) -> Shards:

@@ -37,6 +37,9 @@ class SessionLoader:
         if self._skip:
             self._skip -= 1
             return iter(())
+        return self.start()
+
+    def start(self) -> Iterator[Any]:
         return Pass(self._session, self)
 
     @property
@@ -53,6 +56,13 @@ class SessionLoader:
             self._session.engine.draw_as(v)
             self.feed.new_pass(v)
         return 0
+
+    def begin_round(self) -> None:
+        """What all workers have to agree on before a round; here, everybody knows."""
+
+    def advance(self) -> None:
+        """The batches of a round have been used."""
+        self.index += 1
 
     def epoch_done(self) -> None:
         self.passes = self._skip = 0
@@ -126,6 +136,7 @@ class Pass:
                 self.end(completed=loader.index >= loader.feed.batches)
                 raise StopIteration
             try:
+                loader.begin_round()
                 session.begin_round()
                 self._turn = 0
             except PeersLost:
@@ -146,7 +157,7 @@ class Pass:
         if session.engine.round_failed:
             session.recover()
             return
-        self._loader.index += 1
+        self._loader.advance()
         session.rounds += 1
         try:
             session.end_round()

@@ -40,6 +40,7 @@ from concertina.runtime.reducers import ReducerFactory
 from concertina.runtime.rng import RandomState
 from concertina.runtime.scaling import BatchScale, gate_rate, parts_of, script_factor
 from concertina.runtime.scan import check_model, check_nothing_forgotten, check_optimizer
+from concertina.runtime.shards import ShardStream, make_stream
 from concertina.runtime.virtual import VirtualEngine
 
 CONTEXT_BYTES = 1 << 20  # room on the desk for a virtual worker's random states and data lanes
@@ -312,6 +313,35 @@ class Session:
         self._loaders.append(loader)
         self._restore_loader(loader)
         return loader
+
+    def shards(
+        self,
+        items: Any,
+        read: Callable[[Any], Any] | None = None,
+        batch_size: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> ShardStream:
+        """Batches of a stream that comes in pieces, such as files: `read(item)` gives the records of one of `items`.
+
+        Virtual workers take items on demand, each exactly once per epoch; `read` runs in the background. Used like
+        `session.loader(...)`; without `read`, an item is itself the sequence of its records.
+        """
+        stream = make_stream(
+            self,
+            len(self._loaders),
+            items,
+            read,
+            arrays=bool(self._prepared.arrays),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            collate_fn=collate_fn,
+        )
+        self._loaders.append(stream)
+        self._restore_loader(stream)
+        return stream
 
     def register(self, name: str, thing: Any) -> None:
         """Further state that belongs to the job: anything with state_dict() and load_state_dict().

@@ -1,4 +1,7 @@
-"""Who reads which piece of a sharded stream: the master's books behind `session.shards(items)` (EDL 5.3). Pure.
+"""Who reads which piece of a sharded stream: the books behind `session.shards(items)` (EDL 5.3). Pure.
+
+They are written for holders that come, go and are lost, and for steps that are decided later than they are read. In a
+job the holders are its virtual workers, and every worker keeps the same copy of the books (`shard_deal.py`).
 
 Pieces are numbers; what they stand for and how long they are, only the workers know. A worker asks for a piece when it
 has begun to use up the one before, reports how far it has read for which step, and a step counts when it is committed.
