@@ -26,6 +26,9 @@ from concertina.simulator.recorder import JobNotes
 LONGEST_S = 3.2e8
 """Ten years: what is not over by then is not in sight."""
 
+PER_PROMISE = 5
+"""Times that admission looks at all jobs before it promises or refuses a deadline."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
@@ -239,6 +242,8 @@ class Forward(Simulation):
 
     def _arrive(self, spec: JobSpec) -> None:
         super()._arrive(spec)
+        if spec.deadline_s is not None and not spec.soft:
+            self.rows += PER_PROMISE * len(self.table)
         if self.notes[-1].phase is JobPhase.REJECTED:
             self.waited_for.discard(spec.id)
 
