@@ -5,7 +5,8 @@
     python -m benchmarks.own_policy fairness [NAME ...]    best effort alone: worst finish-time fairness
     python -m benchmarks.own_policy decision               one decision, 500 active jobs on 1,024 devices
 
-`--policy NAME` (repeatable) and `--overhead NAME` narrow it down. Everything in one process.
+NAME is a trace of `CASES`, a virtual cluster of Philly (`VCS`, all of them: `vcs`), or several.
+`--policy NAME` (repeatable), `--overhead NAME` and `--first JOBS` narrow it down. Everything in one process.
 """
 
 from __future__ import annotations
@@ -46,15 +47,14 @@ CASES = {
 }
 VCS = ("0e4a51", "103959", "11cb48", "2869ce", "6214e9", "6c71a0", "7f04ca", "b436b2", "e13805", "ed69ec", "ee9e8c")
 """Philly's virtual clusters with more than a handful of jobs."""
-FIRST = 1500
 PHILLY = "philly/philly_jobs.csv.gz#vc={},first={},max_gpus=64"
 SMALL = ("195job", "philly_103959", "cluster10", "elasticVpollux_e")
 
 
-def scenario_of(name: str) -> Scenario:
+def scenario_of(name: str, first: int = 1500) -> Scenario:
     """A shared trace on its cluster; a Philly VC has deadlines drawn as those of the ITP traces were."""
     if name.startswith("vc-"):
-        scenario = load_scenario(str(TRACES / PHILLY.format(name.removeprefix("vc-"), FIRST)))
+        scenario = load_scenario(str(TRACES / PHILLY.format(name.removeprefix("vc-"), first)))
         return replace(scenario, jobs=with_deadlines(scenario.jobs))
     file, cluster = CASES[name]
     return load_scenario(str(TRACES / f"{file}.csv.gz"), cluster=cluster)
@@ -161,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--policy", "-p", action="append")
     parser.add_argument("--overhead", default="elasticflow")
+    parser.add_argument("--first", type=int, default=1500, help="jobs of a Philly VC")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     if given.what == "decision":
@@ -172,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
           "| worst rho | mean rho | rescales | p95 ms | CPU s |")  # fmt: skip
     names = [vc for name in given.names or SMALL for vc in (VCS if name == "vcs" else (name,))]
     for name in [f"vc-{name}" if name in VCS else name for name in names]:
-        scenario = scenario_of(name)
+        scenario = scenario_of(name, given.first)
         scenario = replace(scenario, jobs=loosened(scenario.jobs, part, given.seed))
         for policy in policies:
             row(name, policy, *run(scenario, policy, given.overhead))
