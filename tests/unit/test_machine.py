@@ -282,7 +282,7 @@ def test_slow_steps_do_not_make_members_wait_for_a_change_that_nobody_begins() -
 def test_a_planned_change_to_what_is_so_is_released_and_the_next_one_told() -> None:
     job = Job(2, schedule=(Change(500, 2), Change(10_000, 1))).train()
     job.hear(Progressed(0, 499, 0.1))
-    assert job.one(Release) == Release((0, 1), 10_000)
+    assert job.one(Release) == Release((0, 1), 0, 10_000)
 
 
 def test_requests_during_a_change_are_made_after_it_or_instead_of_it(pair: Job) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from concertina.master import machine_change, machine_loss
 from concertina.master.machine_change import proceed, supersede
-from concertina.master.machine_generation import count, names, start_afresh
+from concertina.master.machine_generation import count, names, release, start_afresh
 from concertina.master.machine_types import (
     EXIT_INTERRUPTED_BY_USER,
     OVER,
@@ -32,7 +32,6 @@ from concertina.master.machine_types import (
     Phase,
     PostOffered,
     Progressed,
-    Release,
     RemovalAsked,
     ResizeAsked,
     Result,
@@ -95,8 +94,9 @@ def on_resize_asked(state: State, event: ResizeAsked) -> Result:
         return state, (Answer(event.request, False, problem),)
     if event.workers == state.target and not state.schedule:
         return state, (Answer(event.request, True, f"the job has {count(event.workers)} already, or soon will"),)
-    released: Commands = (Release(state.members),) if state.schedule else ()
+    planned = bool(state.schedule)
     state = supersede(replace(state, target=event.workers, schedule=(), attempts=0))
+    released: Commands = (release(state),) if planned else ()
     return _accept(state, event.request, f"changing to {count(event.workers)}", released)
 
 

@@ -13,8 +13,8 @@ from concertina.master.machine_generation import (
     have_posts,
     is_parked,
     names,
-    next_hold,
     plus,
+    release,
     shares_for,
     story_of_generation,
     with_worker,
@@ -30,7 +30,6 @@ from concertina.master.machine_types import (
     NewcomerReady,
     Pending,
     Phase,
-    Release,
     Result,
     Stage,
     StartWorker,
@@ -151,13 +150,13 @@ def _drop_due(state: State) -> Result:
     if not due:
         return state, ()
     state = replace(state, target=due[-1].workers, schedule=state.schedule[len(due) :])
-    return state, (Release(state.members, next_hold(state)),)
+    return state, (release(state),)
 
 
 def _skip_planned(state: State) -> Result:
     """It asks for what is so."""
     state = replace(state, target=state.schedule[0].workers, schedule=state.schedule[1:])
-    return state, (Release(state.members, next_hold(state)),)
+    return state, (release(state),)
 
 
 def _near(state: State, change: Change) -> bool:
@@ -286,7 +285,7 @@ def _give_up(state: State, pending: Pending, why: str) -> Result:
     )
     spare = _idle(state)
     state, spared = dismiss(state, spare)
-    released: Command = Release(state.members, next_hold(state))
+    released: Command = release(state)
     state, more = proceed(state)
     return state, (released, *spared, *more)
 

@@ -51,6 +51,7 @@ def restart(state: State, reason: str, *before: Command) -> Result:
     if state.losses >= MOST_LOSSES:
         state, commands = fail(state, 1, f"{reason}, and starting again has not helped {MOST_LOSSES} times")
         return state, (*before, *commands)
-    state = replace(state, resume=True, step=0, losses=state.losses + 1)  # the workers will say where they go on
+    losses = state.losses + (state.phase is not Phase.REGROUPING)  # there, the loss that led to it has been counted
+    state = replace(state, resume=True, step=0, losses=losses)  # the workers will say where they go on
     state, commands = start_afresh(state, f"{reason}: starting again from the newest checkpoint")
     return state, (*before, *kill, *commands)

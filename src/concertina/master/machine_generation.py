@@ -14,8 +14,10 @@ from concertina.master.machine_types import (
     Form,
     Pending,
     Phase,
+    Release,
     Result,
     Shares,
+    Stage,
     StartWorker,
     State,
     TellStory,
@@ -116,6 +118,15 @@ def _posts_used(state: State, members: tuple[int, ...]) -> State:
 
 def next_hold(state: State) -> int:
     return state.schedule[0].step if state.schedule else 0
+
+
+def release(state: State) -> Release:
+    """The plan has changed; what was said of it with earlier generations no longer holds."""
+    pending = state.pending
+    told = pending is not None and pending.stage is not Stage.STARTING
+    to = everybody(state, pending) if pending is not None and told else state.members
+    generation = pending.generation if pending is not None and told else state.generation
+    return Release(tuple(n for n in to if n in state.workers), generation, next_hold(state))
 
 
 def is_parked(state: State) -> bool:

@@ -304,6 +304,7 @@ class Release:
     """A planned change will not take place: nobody has to wait for it, but for the one after it, if any."""
 
     to: tuple[int, ...]
+    generation: int  # the newest that they have been told of; the words hold for all up to it
     next_hold: int = 0
 
 

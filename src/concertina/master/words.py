@@ -128,7 +128,7 @@ def _word(command: ToWorkers) -> dict[str, Any]:
     if isinstance(command, Abandon):
         return {"op": "abandon", "generation": command.generation}
     if isinstance(command, Release):
-        return {"op": "release", "next_hold": command.next_hold}
+        return {"op": "release", "generation": command.generation, "next_hold": command.next_hold}
     if isinstance(command, TellLost):
         return {"op": "lost", "lost": list(command.lost)}
     return {"op": "dismiss"}

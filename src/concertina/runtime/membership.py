@@ -65,6 +65,7 @@ class Membership:
         self._lost: set[int] = set()
         self._watched: list[Fabric] = []  # every fabric that a loss must be told to
         self._abandoned: set[int] = set()  # generations that will never be
+        self._released = -1  # up to this generation, plans are as the master said last
         self._formed = -1  # the newest generation that was formed at once
         self._parked = False  # too few are left; nobody trains on before others have come
         self._dropped: list[int] = []  # generations that newcomers' ends have made impossible, not yet confirmed
@@ -106,7 +107,7 @@ class Membership:
             elif op == "lost":
                 self._on_lost(body["lost"])
             elif op == "release":
-                self._next_hold = body["next_hold"]
+                self._next_hold, self._released = body["next_hold"], body["generation"]
             elif op == "dismiss":
                 self.dismissed = True
             self._changed.notify_all()
@@ -276,7 +277,7 @@ class Membership:
         with self._changed:
             while True:
                 found = self._at_once
-                if found is not None and found.generation > newer_than and not set(found.members) & self._lost:
+                if found is not None and found.generation > newer_than:
                     return found
                 if self.dismissed:
                     raise Left()
@@ -310,7 +311,10 @@ class Membership:
         with self._changed:
             while not self.vote and time.monotonic() < until:
                 wanted = self._wanted
-                doomed = wanted is not None and set(wanted.members) & self._lost and not self._parked
+                if self._parked:
+                    self.confirm_dropped()  # this worker has not voted, and for that it never will
+                    wanted = self._wanted
+                doomed = wanted is not None and set(wanted.members) & self._lost
                 if step < self._hold_at() or doomed or self._at_once is not None or self._broken():
                     return
                 meanwhile()
@@ -329,7 +333,8 @@ class Membership:
 
     def enter(self, generation: Generation) -> None:
         """This generation is in force now."""
-        self._next_hold = generation.formation.next_hold
+        if generation.formation.generation > self._released:
+            self._next_hold = generation.formation.next_hold
         self._parked = generation.formation.parked
         self._current = generation
 
@@ -339,7 +344,8 @@ class Membership:
             return
         with self._changed:
             dropped, self._dropped = self._dropped, []
-            self._forget_pending()
+            if self._wanted is not None and self._wanted.generation in dropped:
+                self._forget_pending()
         for generation in dropped:
             self.say(op="dropped", generation=generation)
 
