@@ -119,6 +119,7 @@ def test_easyscale_falls_back_when_growing_made_it_slower_and_tries_again_later(
     assert back.level is not None
     assert back.stamp is not None
     assert (back.workers.tolist(), back.level.tolist(), back.stamp.tolist()) == ([2], [_STUCK], [50.0])
+    assert back.wake_s == 50.0 + HOMO.patience_s
     assert "slower" in HOMO.explain(rows, 0, 4, 2)
     stuck = running(job("a", 4), ("gpu", 2), level=_STUCK, stamp=50.0)
     assert HOMO.allocate(table(stuck, now=60.0)).workers.tolist() == [2]
@@ -130,6 +131,8 @@ def test_easyscale_notes_what_a_job_had_before_it_grew() -> None:
     assert found.level is not None
     assert found.stamp is not None
     assert (found.workers.tolist(), found.level.tolist(), found.stamp.tolist()) == ([4], [_pack((2,))], [1.8])
+    assert found.wake_s == 10.0 + HOMO.watch_s  # to see whether it is faster now
+    assert HOMO.allocate(table(running(job("a", 2), ("gpu", 2)))).wake_s is None
 
 
 def test_a_job_that_can_not_run_here_holds_nobody_up() -> None:

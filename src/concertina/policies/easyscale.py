@@ -43,6 +43,8 @@ class EasyScalePolicy:
     """Whether a job may hold several device types at once."""
     most_waste: float = 0.3
     """Part of the devices' speed that a configuration may waste (the paper's 30 %)."""
+    watch_s: float = 60.0
+    """When to look whether a job that grew has become slower."""
     patience_s: float = 3600.0
     """How long a job that became slower by growing proposes nothing. Other devices may suit it better later."""
 
@@ -296,8 +298,9 @@ class _Deal:
         """Columns, with a note of what each job that grew had before."""
         table = self.table
         level, stamp = self._notes()
+        wake = self._wake(level)
         if self.now == self.before:
-            return Shares(workers=table.held, level=level, stamp=stamp)
+            return Shares(workers=table.held, level=level, stamp=stamp, wake_s=wake)
         n = len(table)
         workers, kind = np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64)
         splits: dict[int, Counts] = {}
@@ -306,7 +309,20 @@ class _Deal:
             kind[row] = next(k for k, count in enumerate(counts) if count)
             if workers[row] != counts[kind[row]]:
                 splits[row] = counts
-        return Shares(workers=workers, kind=kind, splits=splits, level=level, stamp=stamp)
+        return Shares(workers=workers, kind=kind, splits=splits, level=level, stamp=stamp, wake_s=wake)
+
+    def _wake(self, level: Ints | None) -> float | None:
+        """When to look again at those that grew, and to ask those again that were slower for it."""
+        now, times = self.table.now, []
+        if level is not None and any(
+            0 < int(level[row]) < _STUCK for row in self.now if level[row] != self.table.level[row]
+        ):
+            times.append(now + self.policy.watch_s)
+        newly = set(self.newly)
+        for row in self.stuck:
+            since = now if row in newly else float(self.table.stamp[row])
+            times.append(since + self.policy.patience_s)
+        return min((time for time in times if time > now), default=None)
 
     def _notes(self) -> tuple[Ints, Floats] | tuple[None, None]:
         """For the next round: the configuration before a growth (`level`) and the speed there (`stamp`)."""
