@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from concertina.core.cluster import Cluster, Snapshot
@@ -45,6 +45,13 @@ def traces(draw: st.DrawFn, most: int = 12, loose: bool = True, strict: bool = T
             )
         )
     return found
+
+
+SHORT_ONES = [
+    JobSpec(id="long", submit_s=0, gpus=1, duration_s=3000),
+    *(JobSpec(id=f"s{i}", submit_s=600 * i, gpus=1, duration_s=590) for i in range(60)),
+]
+"""A job that is never the shortest while the others come."""
 
 
 def table(cluster: str, jobs: list[JobView], now: float = 0.0) -> Table:
@@ -89,6 +96,7 @@ def test_with_deadlines_alone_nobody_fares_otherwise_than_under_elasticflow(
 
 @COMMON
 @given(traces(strict=False), st.sampled_from(("1x1", "1x4", "2x4", "3x8")))
+@example(SHORT_ONES, "1x1")
 def test_no_job_without_a_promise_takes_much_longer_than_its_fair_share_would(
     jobs: list[JobSpec], cluster: str
 ) -> None:
@@ -102,6 +110,7 @@ def test_no_job_without_a_promise_takes_much_longer_than_its_fair_share_would(
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 3), st.integers(390, 1800), st.integers(60, 9000), st.sampled_from((1.0, 2.0)))
+@example(2, 397, 9000, 2.0)
 def test_no_job_starves_beside_a_stream_of_promises(devices: int, every: int, seconds: int, tight: float) -> None:
     """Jobs with deadlines keep coming for a day, enough to fill the cluster; one without any comes as well."""
     stream = [
