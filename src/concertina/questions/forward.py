@@ -285,12 +285,14 @@ class Forward(Simulation):
             row, key = change.row, table.keys[change.row]
             c, at = table.raw, table.at(row)
             name, speed = table.specs[row].id, float(c["speed"][at])
-            gained = (speed - float(before[row])) * late_s
+            slow = float(before[row])
+            since_s = min(late_s, now - self.starts[name]) if change.before else late_s
+            gained = (speed - slow) * since_s
             left = self.work[key] - float(c["done_0"][at])
             if not change.before and self.starts[name] == now:
-                self.starts[name] = now - late_s
+                self.starts[name] = now - since_s
             if gained >= left > 0:
-                self.ends.setdefault(name, now - late_s + left / speed)
+                self.ends.setdefault(name, now - since_s + (left + slow * since_s) / speed)
             c["done_0"][at] += max(min(gained, left), 0.0)
             stretch = self.stretch[key] = self.stretch[key] + 1
             left = max(self.work[key] - float(c["done_0"][at]), 0.0)
