@@ -25,6 +25,7 @@ from concertina.runtime.prepared import Prepared
 from concertina.runtime.state_map import all_params, make_room, read_memory
 
 SLICE = 1 << 20  # elements; a multiple of every vector width, so that slices give the bits of the whole
+MOST_LAPSES = 30  # steps that may go by unseen before everything is left to the switch
 WORK_SECONDS = 0.004  # of copying between two looks at the members' clock
 ELEMENTWISE = (
     torch.optim.SGD,
@@ -81,6 +82,8 @@ class CatchUp:
         self._replicas = [_replica(optimizer) for optimizer in prepared.optimizers]
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._next = 0
+        self._lapses = 0
+        self._by_copy = False
         self._applied = desk.published
         self.copied_bytes = 0
         self.replayed = 0
@@ -94,7 +97,9 @@ class CatchUp:
 
     @property
     def in_step(self) -> bool:
-        """Every piece is here, compared once, and as new as the member's."""
+        """Every piece is here, compared once, and as new as the member's; or there is no use in trying."""
+        if self._by_copy:
+            return True
         return all(p.version >= self._applied and p.compared for p in self._pieces) and (
             self._applied >= self._desk.published
         )
@@ -106,6 +111,9 @@ class CatchUp:
     def work(self) -> bool:
         """A few milliseconds of copying, or the replay of one step; False if there was nothing to do."""
         published = self._desk.published
+        if self._by_copy:
+            self._applied = published
+            return False
         if published > self._applied:
             if published == self._applied + 1 and self._replay(published):
                 return True
@@ -138,6 +146,10 @@ class CatchUp:
 
     def _lose_track(self, published: int) -> None:
         """A step has gone by without us: what we hold is of no use any more."""
+        self._lapses += 1
+        if self._lapses > MOST_LAPSES or (self._lapses > 1 and not self._desk.meta(published).get("readable", False)):
+            self._by_copy = True  # everything at the switch, then
+            return
         for piece in self._pieces:
             if piece.version < published:
                 piece.version = -1
@@ -242,7 +254,10 @@ class CatchUp:
     def finish(self, step: int) -> int:
         """The members have changed over after `step` and cannot go on without us: what is not as it should be is copied
         now. Returns how many pieces that were."""
-        if self._applied == step - 1 and self._desk.published == step:
+        if self._by_copy:
+            for piece in self._pieces:
+                piece.version = -1
+        elif self._applied == step - 1 and self._desk.published == step:
             self._replay(step)
         late = [p for p in self._pieces if p.version != step or not p.exact]
         with torch.no_grad():

@@ -63,6 +63,7 @@ class Elastic:
         self._described = 0  # the generation whose newcomers know where our state lies
         self._described_at: list[int] = []
         self._description: Segment | None = None
+        self._spoiled = False  # gradients of this step were overwritten after the update
         self._stepped: dict[str, list[dict[str, Any]]] = {}  # optimizers of this step, with their hyperparameters
         self._grads_at: dict[int, int] = {}  # parameter -> address of the gradient that was used
         self.sources: list[Desk] = []  # a newcomer's: of those who trained before it did
@@ -296,6 +297,7 @@ class Elastic:
             self._membership.in_background(make_second)
         self._engine.on_update = self._before_update
         self._engine.before_results = self._before_results
+        self._engine.on_spoiled = self._on_spoiled
         self._desk.describe(generation, self._description.address)
 
     def _while_held(self) -> None:
@@ -318,14 +320,18 @@ class Elastic:
     def _before_results(self) -> None:
         self._desk.overwritten = self.step + 1
 
+    def _on_spoiled(self) -> None:
+        self._spoiled = True
+
     def _followed(self) -> dict[str, Any]:
         """What a newcomer needs to do this step's update itself."""
-        stepped, grads = self._stepped, self._grads_at
-        self._stepped, self._grads_at = {}, {}
+        stepped, grads, spoiled = self._stepped, self._grads_at, self._spoiled
+        self._stepped, self._grads_at, self._spoiled = {}, {}, False
         plain = all(_is_plain(v) for groups in stepped.values() for group in groups for v in group.values())
         count = sum(1 for _ in self.prepared.model.parameters())
         addresses = [grads.get(i, 0) for i in range(count)]
-        return {"readable": plain and -1 not in addresses, "optimizers": stepped if plain else {}, "grads": addresses}
+        readable = plain and not spoiled and -1 not in addresses
+        return {"readable": readable, "optimizers": stepped if plain else {}, "grads": addresses}
 
     # -- losses ------------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ def gate_optimizer(optimizer: Optimizer, engine: VirtualEngine) -> None:
     @functools.wraps(zero_grad)
     def watched_zero_grad(set_to_none: bool = True) -> None:
         if not set_to_none and engine.on_update is not None:
-            engine.before_results()  # gradients that newcomers would read are being overwritten
+            engine.on_spoiled()  # gradients that newcomers would read are being overwritten
         zero_grad(set_to_none=set_to_none)
         turn = engine.turn
         if turn is not None and set_to_none and not turn.backward_done:

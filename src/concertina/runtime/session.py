@@ -84,6 +84,7 @@ class Session:
         self._searched = False  # for optimizers and schedulers that were not prepared
         self._loaded: tuple[Any, dict[int, Any]] | None = None  # what was resumed from, until the first pass
         self._wants = [0] * WISHES
+        self._round_wishes = [0] * WISHES
         self._checkpoint_path: Path | None = None
         self._step_began = 0.0
         self._logged: dict[str, Any] = {}
@@ -223,7 +224,7 @@ class Session:
         membership.furnish = lambda generation: self._furnish(factory, generation)
         elastic.prepared = self._prepared
         elastic.feeds = lambda: [loader.feed for loader in self._loaders]
-        elastic.wishes = self._wishes
+        elastic.wishes = lambda: self._round_wishes
         elastic.rest_of_state = lambda: self._rest_of_state(light=True)
         engine.commit = self._commit
         engine.on_take_up = membership.enter
@@ -524,13 +525,15 @@ class Session:
         loader = self._pass.loader
         self._desk.place = (self.epoch, loader.number, loader.passes, loader.index)
         self.elastic.agreement = None
+        self._note_wishes()
         self.elastic.fingerprint()
         self.engine.begin_round()
         self._step_began = time.monotonic()
 
-    def _wishes(self) -> list[int]:
+    def _note_wishes(self) -> None:
+        """As they stand when a round begins: when in its body something was asked for must make no difference."""
         self._wants[INTERRUPT] = int(stop_request.asked)
-        return list(self._wants)
+        self._round_wishes = list(self._wants)
 
     def _commit(self) -> None:
         """Inside the last backward of a round: from here on its step counts, on all workers or on none."""
@@ -604,6 +607,7 @@ class Session:
         self._desk.place = (self.epoch, -1, 0, 0)
         while True:
             try:
+                self._note_wishes()
                 self.elastic.fingerprint()
                 agreed = self.elastic.agree(advances=False, next_batch=0, steps=0)
                 break

@@ -126,6 +126,7 @@ class VirtualEngine:
         self.commit: Callable[[], None] = lambda: None  # all workers have folded; raises PeersLost if one is gone
         self.on_update: Callable[[int], None] | None = None  # while newcomers follow: optimizer k is about to step
         self.before_results: Callable[[], None] = lambda: None
+        self.on_spoiled: Callable[[], None] = lambda: None
         self.given: list[Tensor | None] = []  # the gradients as we laid them into `.grad`
         self.on_take_up: Callable[[Generation], None] = lambda generation: None
         self.round_failed = False  # a worker was lost in this round: it does not count and will be run again
