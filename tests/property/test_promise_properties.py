@@ -106,7 +106,7 @@ def test_an_admitted_job_is_never_late(
     assert result.summary.admitted_missed == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.integers(0, 10_000),
     st.sampled_from((16, 32, 64)),
