@@ -6,6 +6,7 @@ import typer
 
 from concertina import __version__
 from concertina.cli import simulate
+from concertina.cli.profile import profile
 from concertina.cli.run import run
 from concertina.cli.verify import verify
 from concertina.core.errors import ConcertinaError, JobFailed, UsageError
@@ -24,6 +25,7 @@ FOR_THE_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app.command(context_settings=FOR_THE_SCRIPT)(run)
 app.command(context_settings=FOR_THE_SCRIPT)(verify)
+app.command(context_settings=FOR_THE_SCRIPT)(profile)
 simulate.register(app)
 
 
