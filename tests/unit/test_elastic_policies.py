@@ -87,6 +87,13 @@ def test_easyscale_takes_from_who_loses_least() -> None:
     assert HOMO.allocate(rows).workers.tolist()[0] == 4
 
 
+def test_easyscale_gives_back_the_type_that_is_worth_more_to_who_waits() -> None:
+    both = running(job("a", 6), ("A", 2), ("B", 2))  # without a B it loses least, but an A is twice as fast
+    found = HETER.allocate(table(both, job("b"), cluster="1x2:A,1x2:B"))
+    assert found.kind is not None
+    assert (found.workers.tolist()[1], found.kind.tolist()[1]) == (1, 0)
+
+
 def test_easyscale_grants_the_highest_speedup_per_device() -> None:
     rows = table(
         running(job("a", 2, model="flat"), ("gpu", 1)), running(job("b", 2, model="wide"), ("gpu", 1)), cluster="1x3"

@@ -188,8 +188,10 @@ class _Deal:
                 return True
             if not options:
                 return True  # it can not run here at all: nobody has to wait for it
-            wanted = {kind for _, _, counts in options for kind, n in enumerate(counts) if n}
-            if not self._give_back(wanted):
+            worth = {
+                kind: math.log(speed) for speed, _, counts in options if speed > 0 for kind, n in enumerate(counts) if n
+            }
+            if not self._give_back(worth):
                 self.now, self.free = saved
                 return False
 
@@ -205,21 +207,22 @@ class _Deal:
     def _only(self, kind: int, count: int) -> Counts:
         return tuple(count if k == kind else 0 for k in range(len(self.free)))
 
-    def _give_back(self, kinds: set[int]) -> bool:
-        """Let the job that loses least of its speed per device return devices of one of these types."""
+    def _give_back(self, worth: dict[int, float]) -> bool:
+        """Let a job return devices of one of these types: where it loses least of its speed per device, set
+        against what the type is worth (logarithm of speed) to the one who waits."""
         best: tuple[float, int, Counts] | None = None
         for row, counts in self.now.items():
             whole = self.speed(row, counts)
             if sum(counts) < 2 or row not in self.before or whole <= 0:
                 continue
-            for kind in kinds:
+            for kind, value in worth.items():
                 for fewer in range(counts[kind]):
                     rest = (*counts[:kind], fewer, *counts[kind + 1 :])
                     left = self.speed(row, rest) if sum(rest) >= (self.table.specs[row].min_workers or 1) else 0.0
                     if left > 0:
-                        loss = (1 - left / whole) / (counts[kind] - fewer)
-                        if best is None or (loss, -row) < best[:2]:
-                            best = loss, -row, rest
+                        cost = (1 - left / whole) / (counts[kind] - fewer) - value
+                        if best is None or (cost, -row) < best[:2]:
+                            best = cost, -row, rest
         if best is None:
             return False
         self.take(-best[1], best[2])
