@@ -203,6 +203,27 @@ def test_hybrid_keeps_the_batch_where_more_workers_pay_off() -> None:
     assert (s.total, s.rate_factor(1000)) == (32, 1.0)
 
 
+def test_a_batch_too_small_for_two_is_not_tried_on_four() -> None:
+    s = scale(Scaling.HYBRID)
+    s.learn(PROBE, 0.100)
+    s.by_workers(2, step=30)
+    s.learn(50, 0.110)
+    s.learn(80, 0.140)
+    assert s.total == 64
+    assert not s.by_workers(4, step=100)
+    assert s.total == 64
+    assert s.learn(120, 0.250)
+    assert s.total == 128
+
+
+def test_a_script_may_know_better_how_long_a_step_took() -> None:
+    s = scale(Scaling.HYBRID)
+    for k in range(8):
+        s.told = 0.5 if k != 4 else 0.0
+        s.stepped(10.0 + k, 8, 1000)
+    assert s.microseconds == 500_000
+
+
 def test_hybrid_grows_no_further_than_the_workers_did() -> None:
     s = scale(Scaling.HYBRID)
     s.learn(PROBE, 0.100)

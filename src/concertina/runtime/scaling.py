@@ -46,6 +46,7 @@ class BatchScale:
         self._since = 0  # the step from which on times are of the present size
         self._times: list[float] = []
         self._last = 0.0
+        self.told = 0.0  # seconds of this step, where the script knows better than our clock
 
     # -- what it comes to --------------------------------------------------------------------------------------------
 
@@ -115,10 +116,12 @@ class BatchScale:
         curve = StepTimes.fit(self._measured) if self._measured else None
 
         def optimal(tried: int) -> int:
-            local = -(-self._virtual * self._cut(tried) // workers)
-            if curve is None or (workers, local) not in self._measured:
-                return workers  # never tried on so many: the coming steps will tell
-            return curve.optimal_workers(self._virtual * self._cut(tried), self._virtual)
+            samples = self._virtual * self._cut(tried)
+            most = max((n for n in range(1, workers + 1) if (n, -(-samples // n)) in self._measured), default=0)
+            if curve is None or most == 0:
+                return workers  # never tried: the coming steps will tell
+            best = curve.optimal_workers(samples, self._virtual if most == workers else most)
+            return best if best < most or most == workers else workers  # too small for fewer is too small for more
 
         found = BatchRule(scaling=Scaling.HYBRID, total=total, workers=self._from_workers, optimal_workers=optimal).at(
             workers
@@ -136,10 +139,9 @@ class BatchScale:
     def stepped(self, now: float, batch_size: int, most: int) -> None:
         """A step with a batch of that loader is complete."""
         self._base = (batch_size, most)
-        if self.mode is Scaling.HYBRID:
-            if self._last and len(self._times) < PROBE:
-                self._times.append(now - self._last)
-            self._last = now
+        if self.mode is Scaling.HYBRID and self._last and len(self._times) < PROBE:
+            self._times.append(self.told or now - self._last)
+        self._last, self.told = now, 0.0
 
     def due(self, step: int) -> bool:
         """Whether this is the step at which all members exchange what they measured: the same one on all of them."""

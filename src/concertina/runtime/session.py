@@ -448,6 +448,11 @@ class Session:
         if self.is_main and not self.follows:
             self.membership.say(op="resize", workers=workers)
 
+    def step_took(self, seconds: float) -> None:
+        """How long this step takes on this worker, where the script knows better than a clock around it (a GPU's own
+        events, a simulated device). Hybrid scaling goes by it."""
+        self.scale.told = float(seconds)
+
     def _told_of_batch(self) -> None:
         if self.is_main and self.scale.total:
             self.events.emit("batch", step=self.step, total=self.scale.total, reason=self.scale.reason)
