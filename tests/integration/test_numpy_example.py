@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from torch import nn
 
 from concertina.backends.local import LocalBackend
+from concertina.core.checkpoints import newest_whole
 from concertina.core.env import WorkerEnv
 from concertina.core.errors import UsageError
 from concertina.runner import Report, Run, RunSettings, parse_changes
@@ -24,9 +26,11 @@ EPOCHS = 2
 Arrays = dict[str, np.ndarray]
 
 
-def train(backend: LocalBackend, folder: Path, workers: int, changes: str = "", kill: bool = False) -> tuple:
+def train(
+    backend: LocalBackend, folder: Path, workers: int, changes: str = "", kill: bool = False, **more: Any
+) -> tuple[Report, Arrays]:
     """Report and trained arrays; with `kill`, a worker ends by force after the first steps."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     out = folder / "out.npz"
     settings = RunSettings(
         script=EXAMPLES / "numpy_regression.py",
@@ -35,6 +39,7 @@ def train(backend: LocalBackend, folder: Path, workers: int, changes: str = "", 
         workers=workers,
         changes=parse_changes(changes),
         run_dir=folder / "run",
+        **more,
     )
     seen: list[str] = []
     with Run(settings, lambda event: seen.append(str(event["event"])), backend) as job:
@@ -51,7 +56,7 @@ def train(backend: LocalBackend, folder: Path, workers: int, changes: str = "", 
 @pytest.fixture(scope="module")
 def alone(backend: LocalBackend, tmp_path_factory: pytest.TempPathFactory) -> Arrays:
     """What one worker gives with all four virtual workers."""
-    arrays: Arrays = train(backend, tmp_path_factory.mktemp("alone") / "x", 1)[1]
+    arrays = train(backend, tmp_path_factory.mktemp("alone"), 1)[1]
     assert np.abs(arrays["weights"]).max() > 0.1
     return arrays
 
@@ -61,27 +66,21 @@ def same(a: Arrays, b: Arrays) -> bool:
 
 
 def test_changes_of_the_worker_count_leave_no_trace(alone: Arrays, backend: LocalBackend, tmp_path: Path) -> None:
-    report, arrays = train(backend, tmp_path / "x", 2, "6=4,14=1,25=3")
+    report, arrays = train(backend, tmp_path, 2, "6=4,14=1,25=3")
     assert [g.workers for g in report.generations] == [2, 4, 1, 3]
     assert same(arrays, alone)
     assert [row["duplicated"] + row["missed"] for row in report.samples] == [0] * EPOCHS
 
 
 def test_a_killed_worker_leaves_no_trace(alone: Arrays, backend: LocalBackend, tmp_path: Path) -> None:
-    report, arrays = train(backend, tmp_path / "x", 3, kill=True)
+    report, arrays = train(backend, tmp_path, 3, kill=True)
     assert [g.workers for g in report.generations][:2] == [3, 2]
     assert same(arrays, alone)
 
 
-def test_a_checkpoint_of_arrays_can_be_gone_on_from(alone: Arrays, concertina, tmp_path: Path) -> None:
-    out = tmp_path / "resumed.npz"
-    command = ["run", "--virtual", 4, "--workers", 2, "--checkpoint", tmp_path / "kept"]
-    script = [EXAMPLES / "numpy_regression.py", "--epochs", EPOCHS, "--out", out]
-    begun = concertina(*command, "--steps", 30, *script)
-    assert begun.returncode == 0, begun.stderr
-    done = concertina(*command, "--resume", *script)
-    assert done.returncode == 0, done.stderr
-    assert same(dict(np.load(out)), alone)
+def test_a_checkpoint_of_arrays_can_be_gone_on_from(alone: Arrays, backend: LocalBackend, tmp_path: Path) -> None:
+    train(backend, tmp_path, 2, steps=30, checkpoint_dir=tmp_path / "kept")
+    assert same(train(backend, tmp_path, 2, resume=newest_whole(tmp_path / "kept")[0])[1], alone)
 
 
 def test_it_runs_under_plain_python_and_differs_from_the_plain_loop_in_few_lines(tmp_path: Path) -> None:
