@@ -163,6 +163,7 @@ class ConcertinaPolicy:
         return {
             row: max(self.terms.due(table.now, float(table.deadline[row])), share.finish_s)
             for row, share in outlook.shares.items()
+            if row not in outlook.late
         }
 
     def _loose(self, crowd: Crowd, outlook: Outlook, needy: Sequence[int], free: Sequence[int]) -> dict[int, Climber]:
