@@ -25,8 +25,10 @@ from concertina.core.env import WorkerEnv
 from concertina.core.placement import VirtualPlacement
 from concertina.runtime.buckets import BucketLayout, DdpOptions
 from concertina.runtime.gloo_contexts import ring_sum
+from concertina.runtime.fabric import Fabric, Post
 from concertina.runtime.group import Group
 from concertina.runtime.reduce import VirtualRing
+from concertina.runtime.rendezvous import meet_in
 from concertina.runtime.shared_fold import SharedFold
 
 BUCKET = 6_500_000  # float32 elements: 26 MB
@@ -65,7 +67,7 @@ def step_times(rank: int, world: int, folder: str, blocks: int, steps: int) -> N
     batches = [(torch.randn(8, 3, 64, 64), torch.randint(0, 10, (8,))) for _ in range(world * steps)]
     loss_of = nn.CrossEntropyLoss()
 
-    env = WorkerEnv(virtual=world, workers=world, worker=rank, run_dir=folder, threads=1, level="D0", reduction="ring")
+    env = WorkerEnv(virtual=world, members=tuple(range(world)), worker=rank, run_dir=folder, threads=1, level="D0")
     os.environ.update(env.to_environ())
     dist_is_initialized, dist.is_initialized = dist.is_initialized, lambda: False  # the other half of this process
     session = ct.join()
@@ -112,11 +114,15 @@ def measure_steps(blocks: int = 8, steps: int = 12) -> dict[str, Any]:
 
 def reduction_times(rank: int, virtual: int, workers: int, folder: str, repeats: int) -> None:
     torch.set_num_threads(1)
-    group = Group.build(Path(folder) / "group", rank, workers)
+    post, members = Post.create(), tuple(range(workers))
+    formation = meet_in(Path(folder), 0, rank, members, virtual, post.segment.address, "")
+    fabric = Fabric.form(0, members, rank, post, formation.posts)
+    fabric.meet()
+    group = Group(Path(folder) / "group", fabric)
     layout = BucketLayout.initial([torch.empty(BUCKET)], DdpOptions())
     placement = VirtualPlacement.blocks(virtual, workers)
     reducers: dict[str, Any] = {
-        "shared": SharedFold(layout, placement, group),
+        "shared": SharedFold(layout, placement, fabric),
         "ring": VirtualRing(layout, placement, group),
     }
     terms = [torch.randn(BUCKET, generator=torch.Generator().manual_seed(v)) for v in range(virtual)]
@@ -127,21 +133,23 @@ def reduction_times(rank: int, virtual: int, workers: int, folder: str, repeats:
     times: dict[str, list[float]] = {"native": [], "shared": [], "ring": []}
     for _ in range(repeats):
         for side, taken in times.items():
-            group.barrier()
+            fabric.meet()
             began = time.perf_counter()
             if side == "native":
-                group.sum(flat)
+                group.sum_async(flat).wait()
             else:
                 reducers[side].ready(reducers[side].order[-1], 0)
-                total = reducers[side].finish()[0]
-            group.barrier()
+                reducers[side].fold()
+                fabric.meet()
+                total = reducers[side].results()[0]
+            fabric.meet()
             taken.append(time.perf_counter() - began)
             assert side == "native" or torch.equal(total, ring_sum(terms)), f"the sum of {side} is not gloo's"
     if rank == 0:
         row = {side: 1000 * statistics.median(values[2:]) for side, values in times.items()}
         sent = reducers["ring"].bytes_sent / repeats / 4 / BUCKET
         Path(folder, "ring.json").write_text(json.dumps({**row, "sent": sent}))
-    group.barrier()
+    fabric.meet()
 
 
 def measure_reduction(virtual: int, workers: int, repeats: int = 25) -> dict[str, Any]:

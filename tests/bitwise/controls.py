@@ -1,5 +1,8 @@
 """What goes wrong if one ingredient of the recipe is missing. Each entry removes one from the running process."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from concertina.runtime import reduce, virtual
@@ -16,8 +19,15 @@ def no_rebuild() -> None:
     BucketLayout.rebuild = keep
 
 
-def layout_lost_at_restart() -> None:
-    BucketLayout.load = lambda self, state: None
+def random_state_lost_at_change() -> None:
+    unpack = VirtualEngine.unpack_context
+
+    def unpack_with_another_state(self: VirtualEngine, v: int, record: bytes, loaders: Sequence[Any]) -> None:
+        unpack(self, v, record, loaders)
+        torch.manual_seed(99)
+        self.contexts[v].random = RandomState.capture()
+
+    VirtualEngine.unpack_context = unpack_with_another_state
 
 
 def divide_by_p() -> None:
@@ -26,20 +36,20 @@ def divide_by_p() -> None:
 
 
 def scale_after_the_sum() -> None:
-    finish, take = reduce.LocalFold.finish, VirtualEngine._take
+    results, take = reduce.LocalFold.results, VirtualEngine._take
 
     def take_unscaled(self: VirtualEngine, v: int, index: int, param: torch.Tensor) -> None:
         virtual_workers, self.virtual = self.virtual, 1
         take(self, v, index, param)
         self.virtual = virtual_workers
 
-    def finish_scaled(self: reduce.LocalFold) -> list[torch.Tensor]:
-        sums = finish(self)
+    def results_scaled(self: reduce.LocalFold) -> list[torch.Tensor]:
+        sums = results(self)
         for flat in sums:
             flat.mul_(1.0 / self._virtual)
         return sums
 
-    VirtualEngine._take, reduce.LocalFold.finish = take_unscaled, finish_scaled
+    VirtualEngine._take, reduce.LocalFold.results = take_unscaled, results_scaled
     reduce.LocalFold.scale = lambda self, factor: None
 
 

@@ -13,7 +13,7 @@ P = 3
 
 CONTROLS = [
     ("no_rebuild", "small-buckets", ""),
-    ("layout_lost_at_restart", "small-buckets", "5=1"),
+    ("random_state_lost_at_change", "lm-adamw-clip", "5=2"),
     ("divide_by_p", "small-buckets", ""),
     ("scale_after_the_sum", "small-buckets", ""),
     ("one_shared_random_state", "lm-adamw-clip", ""),

@@ -47,7 +47,8 @@ def test_the_streaming_fold_is_the_ring_sum(n: int, virtual: int, seed: int) -> 
         for v in fold.order:
             fold.buffer(v, 0).copy_(terms[v])
             fold.ready(v, 0) if seed % 2 else fold.all_ready(v)
-        total = fold.finish()[0]
+        fold.fold()
+        total = fold.results()[0]
         assert torch.equal(total.view(torch.int32), ring_sum(terms).view(torch.int32))
 
 

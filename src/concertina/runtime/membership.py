@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from concertina.core.env import WorkerEnv
@@ -20,6 +21,7 @@ from concertina.master.link import MasterLink
 from concertina.runtime.desk import Desk
 from concertina.runtime.fabric import LIMIT_SECONDS, Fabric, PeersLost, Post
 from concertina.runtime.interrupts import Left
+from concertina.runtime.rendezvous import meet_in
 
 LEAVE_SECONDS = 60.0  # a leaver stays this long for those who may still read from it
 
@@ -245,6 +247,9 @@ class Membership:
                 desks=(self._desk.segment.address,),
                 next_hold=env.hold_at,
             )
+        elif self.link is None:
+            post, desk = next(iter(self._posts)), self._desk.segment.address
+            formation = meet_in(Path(env.run_dir), env.generation, self.number, env.members, env.virtual, post, desk)
         else:
             formation = self._wait_for_at_once()
         try:
