@@ -24,8 +24,8 @@ import concertina as ct
 from concertina.core.env import WorkerEnv
 from concertina.core.placement import VirtualPlacement
 from concertina.runtime.buckets import BucketLayout, DdpOptions
-from concertina.runtime.gloo_contexts import ring_sum
 from concertina.runtime.fabric import Fabric, Post
+from concertina.runtime.gloo_contexts import ring_sum
 from concertina.runtime.group import Group
 from concertina.runtime.reduce import VirtualRing
 from concertina.runtime.rendezvous import meet_in

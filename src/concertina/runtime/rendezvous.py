@@ -1,4 +1,4 @@
-"""How workers that nobody coordinates find each other: through a folder. For benchmarks and tests of the runtime alone."""
+"""How workers that nobody coordinates find each other: through a folder. For benchmarks of the runtime alone."""
 
 import json
 import os
