@@ -52,9 +52,9 @@ def test_a_count_that_is_lost_on_the_way_is_measured_anew() -> None:
     sweep.note(step(1, 1.0))
     sweep.note(step(2, 2.0))
     sweep.note(started(2, 1))  # a worker was lost
-    assert not sweep.note(step(3, 9.0))
-    sweep.note(started(3, 2))
-    assert [sweep.note(step(n, 10.0 + n)) for n in (4, 5, 6)] == [False, False, True]
+    assert not any(sweep.note(step(n, 9.0 + n)) for n in (3, 4, 5, 6)), "those were the steps of one worker"
+    sweep.note(started(6, 2))
+    assert [sweep.note(step(n, 20.0 + n)) for n in (7, 8, 9)] == [False, False, True]
     assert sweep.points[0].mean_s == 1.0
 
 
@@ -96,14 +96,15 @@ def test_no_batch_is_tried_beyond_the_samples_there_are() -> None:
     assert largest_batch(4, 100, lambda batch: False)[0] == 0
 
 
-def tried(batch: int, megabytes: int) -> Tried:
+def tried(batch: int, megabytes: float) -> Tried:
     return Tried(
         batch=batch, own=8, samples=100, fits=True, on_gpu=False, device="cpu",
-        peak_bytes=megabytes << 20, memory_bytes=0,
+        peak_bytes=int(megabytes * (1 << 20)), memory_bytes=0,
     )  # fmt: skip
 
 
 def test_an_estimate_needs_growth_to_go_by() -> None:
     assert estimated_batch(tried(8, 100), tried(32, 148), free_bytes=200 << 20) == 108
     assert estimated_batch(tried(8, 100), tried(32, 100), free_bytes=200 << 20) is None
+    assert estimated_batch(tried(8, 100), tried(32, 100.5), free_bytes=200 << 20) is None, "that may be noise"
     assert estimated_batch(tried(8, 100), tried(8, 180), free_bytes=200 << 20) is None
