@@ -113,15 +113,15 @@ def philly(noises: Sequence[float] = (0.0, 0.1), seed: int = 0) -> None:
 
 
 def overheads() -> None:
-    """Generated traces on 16 and 64 devices at 0.8 to 4 times what these can do, tight and loose deadlines."""
+    """Generated traces on 16, 64 and 256 devices at 0.8 to 4 times what these can do, tight and loose deadlines."""
     for overhead in ("instant", "elasticflow", "stop-resume", 60.0):
         jobs = met = taken = late = 0
         for like in ("itp", "philly"):
-            for gpus in (16, 64):
+            for gpus in (16, 64, 256):
                 for much in (0.8, 1.5, 4.0):
                     for tight, loose in ((0.5, 1.5), (0.3, 0.9)):
                         recipe = Recipe(
-                            jobs=200, load=much, gpus=gpus, like=like, deadlines=1.0, tight=tight, loose=loose
+                            jobs=300, load=much, gpus=gpus, like=like, deadlines=1.0, tight=tight, loose=loose
                         )
                         cluster = Cluster.parse(f"{gpus // 8}x8")
                         found = simulate(generate(recipe), cluster=cluster, policy="elasticflow", overhead=overhead)
