@@ -19,6 +19,7 @@ from concertina.master.machine import OVER, Change, Phase, handle, start
 
 STEPS = 14
 MOST_MOVES = 20_000
+RARE = ("act_on", "change_over", "fetch", "come_in", "forming", "leave")  # short moments that kills should meet, too
 
 
 class World:
@@ -104,6 +105,7 @@ class World:
         worker = self.workers.get(number)
         if worker is not None and worker.exit is None:
             worker.exit = -9
+            self.memory.dead.add(number)
             for _ in range(self.chance.randint(0, len(worker.outbox))):
                 worker.outbox.pop()  # it had not come to say that
             self.story.append(f"kill {number}")
@@ -146,9 +148,10 @@ class World:
 
     def disturb(self) -> None:
         alive = [n for n, w in self.workers.items() if w.exit is None and w.doing != "wait_to_start"]
-        if self.kills and alive and self.chance.random() < 0.04:
+        rare = [n for n in alive if self.workers[n].doing in RARE]
+        if self.kills and alive and self.chance.random() < (0.15 if rare else 0.03):
             self.kills -= 1
-            self.kill(self.chance.choice(alive))
+            self.kill(self.chance.choice(rare or alive))
         if self.requests and self.chance.random() < 0.02:
             self.requests -= 1
             self.tell(self.request())

@@ -28,8 +28,10 @@ class Memory:
 
     pages: dict[tuple[int, int], Page] = field(default_factory=dict)  # (generation, worker)
     builds: dict[int, set[int]] = field(default_factory=dict)  # generation -> who has come to build it
+    left: dict[int, set[int]] = field(default_factory=dict)  # generation -> who has given up building it
     announced: dict[tuple[int, int], int] = field(default_factory=dict)  # (worker, generation) -> step
     final: dict[int, int] = field(default_factory=dict)  # worker -> newest step whose contexts are as they stay
+    dead: set[int] = field(default_factory=set)  # whose pages can no longer be opened
     committed: dict[int, int] = field(default_factory=dict)  # step -> the generation it was made in
 
     def page(self, generation: int, worker: int) -> Page:
@@ -99,6 +101,8 @@ class ModelWorker:
             self.queue.append(formation)
 
     def _forget(self) -> None:
+        if self.wanted is not None:
+            self.abandoned.add(self.wanted.generation)
         self.wanted, self.built = None, 0
 
     def _offer(self) -> None:
@@ -116,12 +120,18 @@ class ModelWorker:
         if self.building is None:
             if not self.queue:
                 return False
-            self.building = self.queue.pop(0)
-            self.memory.builds.setdefault(self.building.generation, set()).add(self.number)
+            formation = self.queue.pop(0)
+            if self.memory.dead & set(formation.members):
+                self.memory.left.setdefault(formation.generation, set()).add(self.number)
+                return True
+            self.building = formation
+            self.memory.builds.setdefault(formation.generation, set()).add(self.number)
             return True
         formation = self.building
         came = self.memory.builds[formation.generation]
-        if formation.generation in self.abandoned or (self.lost & set(formation.members)) - came:
+        gone = self.lost | self.memory.left.get(formation.generation, set())
+        if formation.generation in self.abandoned or (gone & set(formation.members)) - came:
+            self.memory.left.setdefault(formation.generation, set()).add(self.number)
             self.building = None
             return True
         if not came >= set(formation.members):
@@ -151,6 +161,9 @@ class ModelWorker:
         newest = self.now.generation if self.now is not None else -1
         if found is None or found.generation <= newest:
             return False
+        if self.now is not None and self.memory.dead & set(found.members):
+            self._fail_to_form(found)  # maybe before the master knows
+            return True
         self.memory.builds.setdefault(found.generation, set()).add(self.number)
         self.doing = "forming"
         return True
@@ -167,14 +180,18 @@ class ModelWorker:
             self.outbox.append(t.Built(self.number, found.generation))
             self._enter(found)
             return True
-        if not self.lost & set(found.members) - came:
+        if not (self.lost | self.memory.left.get(found.generation, set())) & set(found.members) - came:
             return False
+        self._fail_to_form(found)
+        return True
+
+    def _fail_to_form(self, formation: Formation) -> None:
         self.at_once = None
+        self.memory.left.setdefault(formation.generation, set()).add(self.number)
         if self.now is None:
             self.doing = "form"
-            return True
-        self._say_stopped()
-        return True
+        else:
+            self._say_stopped()
 
     def _enter(self, formation: Formation) -> None:
         self.now = formation

@@ -132,10 +132,7 @@ class Membership:
         self.say(op="offered", post=post.segment.address)
 
     def _on_abandon(self, generation: int) -> None:
-        self._abandoned.add(generation)
-        for fabric in self._watched:
-            if fabric.generation == generation:
-                fabric.give_up()
+        self._never(generation)
         if self._wanted is not None and self._wanted.generation == generation:
             self._forget_pending()
 
@@ -147,7 +144,16 @@ class Membership:
         if wanted is not None and set(lost) & set(wanted.members):
             self._dropped.append(wanted.generation)
 
+    def _never(self, generation: int) -> None:
+        """Nobody must wait for others to build this."""
+        self._abandoned.add(generation)
+        for fabric in self._watched:
+            if fabric.generation == generation:
+                fabric.give_up()
+
     def _forget_pending(self) -> None:
+        if self._wanted is not None:
+            self._never(self._wanted.generation)
         if self.pending is not None:
             self._work.put([self.pending])
         self.pending = None
@@ -158,7 +164,11 @@ class Membership:
     def build(self, formation: Formation) -> Generation:
         """Together with all other members; raises PeersLost if one of them is gone."""
         post = self._posts.pop(formation.posts[formation.members.index(self.number)])
-        fabric = Fabric.form(formation.generation, formation.members, self.number, post, formation.posts)
+        try:
+            fabric = Fabric.form(formation.generation, formation.members, self.number, post, formation.posts)
+        except PeersLost:
+            Fabric(formation.generation, (self.number,), self.number, [post]).stop()  # the others need not wait
+            raise
         with self._changed:
             self._watched.append(fabric)
             fabric.lose(tuple(self._lost))
@@ -167,6 +177,7 @@ class Membership:
         try:
             return self._furnish(formation, fabric, post)
         except BaseException:
+            fabric.stop()
             self._unwatch(fabric)
             raise
         finally:

@@ -1,0 +1,96 @@
+"""What a worker leaves where others can read it, also when it dies while it writes."""
+
+import pytest
+
+from concertina.runtime.desk import SLOTS, Desk, is_final, newest_context
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk.create(virtual=3, capacity=100)
+
+
+def test_another_reads_what_was_written(desk: Desk) -> None:
+    desk.put_context(2, 7, b"seven", final=False)
+    other = Desk.open(desk.segment.address, virtual=3)
+    assert other.context(2, 7) == (b"seven", False)
+    assert other.context(1, 7) is None
+    assert other.context(2, 6) is None
+
+
+def test_the_newest_record_of_a_point_is_the_one_that_counts(desk: Desk) -> None:
+    desk.put_context(0, 4, b"before", final=False)
+    desk.put_context(0, 4, b"after the optimizer", final=True)
+    assert desk.context(0, 4) == (b"after the optimizer", True)
+
+
+def test_a_torn_record_is_not_taken(desk: Desk) -> None:
+    desk.put_context(0, 4, b"four", final=True)
+
+    class Killed(Exception):
+        pass
+
+    class DyingMemory:
+        """Dies half way through a record."""
+
+        def __init__(self, memory: object) -> None:
+            self._memory = memory
+
+        def __setitem__(self, place: slice, data: bytes) -> None:
+            half = len(data) // 2
+            self._memory[place.start : place.start + half] = data[:half]  # type: ignore[index]
+            raise Killed
+
+    other = Desk.open(desk.segment.address, virtual=3)
+    desk.segment.memory = DyingMemory(desk.segment.memory)  # type: ignore[assignment]
+    with pytest.raises(Killed):
+        desk.put_context(0, 5, b"five, but not whole", final=True)
+    assert other.context(0, 5) is None
+    assert other.context(0, 4) == (b"four", True)
+
+
+def test_a_record_of_the_same_point_survives_a_torn_one(desk: Desk) -> None:
+    desk.put_context(0, 4, b"provisional", final=False)
+    head = desk._head(0, desk._written[0] % SLOTS)
+    desk.words[head] = -1  # a second record of the point was begun
+    assert desk.context(0, 4) == (b"provisional", False)
+
+
+def test_the_last_few_points_are_kept_and_no_more(desk: Desk) -> None:
+    for number in range(1, SLOTS + 3):
+        desk.put_context(1, number, b"%d" % number, final=True)
+    assert desk.context(1, 2) is None
+    assert [desk.context(1, n) for n in range(3, SLOTS + 3)] == [(b"%d" % n, True) for n in range(3, SLOTS + 3)]
+
+
+def test_a_final_record_comes_before_a_provisional_one_whoever_has_it() -> None:
+    desks = [Desk.create(2, 100) for _ in range(3)]
+    desks[0].put_context(1, 4, b"provisional", final=False)
+    desks[2].put_context(1, 4, b"final", final=True)
+    for order in (desks, desks[::-1]):
+        assert newest_context(order, 1, 4) == (b"final", True)
+    assert newest_context(desks[:2], 1, 4) == (b"provisional", False)
+    assert newest_context(desks, 0, 4) is None
+
+
+def test_a_record_is_made_final_only_if_it_is_of_that_point(desk: Desk) -> None:
+    desk.put_context(0, 4, b"four", final=False)
+    assert not is_final(desk, 0, 4)
+    assert not desk.make_final(0, 5)
+    assert desk.make_final(0, 4)
+    assert is_final(desk, 0, 4)
+
+
+def test_a_record_without_room_is_refused_and_nothing_is_lost(desk: Desk) -> None:
+    desk.put_context(0, 4, b"four", final=True)
+    assert not desk.put_context(0, 5, b"x" * 1000, final=True)
+    assert desk.context(0, 4) == (b"four", True)
+
+
+def test_a_switch_is_announced_with_its_place(desk: Desk) -> None:
+    other = Desk.open(desk.segment.address, virtual=3)
+    assert other.switch[0] == 0
+    desk.announce_switch(3, 120, "17/fd/9")
+    assert other.switch == (3, 120, "17/fd/9")
+    desk.place = (1, 0, 2, 30)
+    assert other.place == (1, 0, 2, 30)
