@@ -100,6 +100,10 @@ class LocalBackend:
         elif kind in ("worker_exited", "master_exited") and self._pids.get(worker) == pid:
             del self._pids[worker]
 
+    def pid_of(self, worker: int) -> int | None:
+        """Of a worker that runs, or of the master (MASTER)."""
+        return self._pids.get(worker)
+
     def signal_workers(self, number: signal.Signals, workers: Sequence[int] | None = None) -> None:
         """All of them, or those named."""
         for worker, pid in self._pids.items():
