@@ -227,6 +227,25 @@ def test_parts_give_the_gradient_of_the_whole_batch(script: Any, backend: LocalB
     assert torch.equal(same["model"]["weight"], whole["model"]["weight"])
 
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "adabatch.py"
+
+
+def test_the_example_ends_with_the_same_weights_whether_workers_come_or_not(
+    backend: LocalBackend, tmp_path: Path
+) -> None:
+    found = []
+    for workers, ask in ((1, "yes"), (4, "no")):
+        out = tmp_path / f"{workers}.json"
+        args = ["--epochs", "5", "--every", "2", "--ask", ask, "--out", str(out)]
+        settings = RunSettings(script=EXAMPLE, args=args, virtual=4, workers=workers, run_dir=tmp_path / str(workers))
+        report = run(settings, backend=backend)
+        assert [(b["step"], b["total"]) for b in report.batches] == [(88, 64), (132, 128)]
+        assert not any(row["duplicated"] + row["missed"] for row in report.samples)
+        found.append(json.loads(out.read_text()))
+    assert found[0] == found[1]
+    assert found[0]["accuracy"] > 0.8
+
+
 def test_a_script_may_ask_for_workers(script: Any, backend: LocalBackend, tmp_path: Path) -> None:
     body = STEP + "\n        if session.workers == 3: session.stop('they came')\n        time.sleep(0.002)"
     report, _, _, _ = result(
