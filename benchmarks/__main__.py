@@ -5,6 +5,7 @@ import sys
 
 COMMANDS = (
     ("benchmarks.runtime",),
+    ("benchmarks.adabatch",),
     ("benchmarks.simulator",),
     ("benchmarks.milp", "instances"),
     ("benchmarks.promises", "traces", "195job"),
