@@ -6,6 +6,7 @@ import sys
 COMMANDS = (
     ("benchmarks.runtime",),
     ("benchmarks.adabatch",),
+    ("benchmarks.shards",),
     ("benchmarks.simulator",),
     ("benchmarks.milp", "instances"),
     ("benchmarks.promises", "traces", "195job"),
