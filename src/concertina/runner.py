@@ -39,8 +39,10 @@ class RunSettings:
     args: Sequence[str] = ()
     virtual: int = 1
     workers: int = 1
-    minimum: int = 1
+    minimum: int = 1  # with fewer workers left, the job waits for others
+    maximum: int = 0  # 0: as many as there are virtual workers
     silence_s: float = 10.0  # a worker without a sign of life for so long is taken for lost
+    stall_s: float = 300.0  # and so is one that the others have waited for so long within a step
     steps: int = 0
     changes: tuple[Change, ...] = ()
     checkpoint_dir: Path | None = None
@@ -67,11 +69,16 @@ class RunSettings:
         check_workers(self.workers, self.virtual)
         if not 1 <= self.minimum <= self.workers:
             raise UsageError(f"--min {self.minimum}: needs 1 to {self.workers} (the workers to start with)")
+        if self.maximum and not self.workers <= self.maximum <= self.virtual:
+            raise UsageError(
+                f"--max {self.maximum}: needs {self.workers} (the workers to start with) to {self.virtual} (--virtual)"
+            )
+        most = self.maximum or self.virtual
         for change in self.changes:
-            if not 1 <= change.workers <= self.virtual:
+            if not self.minimum <= change.workers <= most:
                 raise UsageError(
-                    f"--resize {change.step}={change.workers}: needs 1 to {self.virtual} workers "
-                    f"(the number of virtual workers)"
+                    f"--resize {change.step}={change.workers}: needs {self.minimum} to {most} workers "
+                    f"({'--max' if self.maximum else 'the number of virtual workers'})"
                 )
         if self.steps < 0 or self.threads < 0 or self.checkpoint_every < 0:
             raise UsageError("--steps, --threads and --checkpoint-every take numbers from 0 up")
@@ -130,7 +137,9 @@ class Run:
             at_step=at_step,
             minimum=settings.minimum,
             resume=settings.resume is not None,
+            maximum=settings.maximum,
             silence_s=settings.silence_s,
+            stall_s=settings.stall_s,
         )
         log = self._log_dir / "master.log"
         self.master = MasterKeeper(self._private_dir, spec, lambda env: self._backend.start_master(env, log))

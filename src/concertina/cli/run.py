@@ -60,6 +60,12 @@ def run(
         int | None,
         typer.Option("--workers", "-W", help="Processes to start with. Default: one per GPU or core, at most P."),
     ] = None,
+    minimum: Annotated[
+        int, typer.Option("--min", help="With fewer workers left after a loss, wait for others before training on.")
+    ] = 1,
+    maximum: Annotated[
+        int | None, typer.Option("--max", help="Never more workers than this. Default: P, the virtual workers.")
+    ] = None,
     steps: Annotated[int, typer.Option(help="Stop after this many optimizer steps; 0 means when the script ends.")] = 0,
     resize: Annotated[
         str, typer.Option(help='Change the number of workers during training: "STEP=N,STEP=N".', metavar="PLAN")
@@ -116,7 +122,9 @@ def run(
         script=script,
         args=context.args,
         virtual=virtual,
-        workers=max(1, min(virtual, _slots())) if workers is None else workers,
+        workers=_first_workers(virtual, minimum, maximum) if workers is None else workers,
+        minimum=minimum,
+        maximum=_checked_maximum(maximum, virtual),
         steps=steps,
         changes=changes,
         checkpoint_dir=checkpoint,
@@ -190,6 +198,17 @@ def _new_run_dir(script: Path) -> Path:
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return state / "concertina" / "runs" / f"{script.stem}-{stamp}-{os.getpid()}"
+
+
+def _first_workers(virtual: int, minimum: int, maximum: int | None) -> int:
+    """As many as there are places, within what the user wants."""
+    return max(1, min(max(_slots(), minimum), maximum or virtual, virtual))
+
+
+def _checked_maximum(maximum: int | None, virtual: int) -> int:
+    if maximum is not None and maximum < 1:
+        raise UsageError(f"--max {maximum}: needs 1 to {virtual} (--virtual)")
+    return maximum or 0
 
 
 def _slots() -> int:

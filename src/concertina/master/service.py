@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +23,14 @@ from concertina.core.channel import Channel
 from concertina.core.errors import ConcertinaError, Deposed, StoreError
 from concertina.core.process import die_with_parent
 from concertina.master import machine, state_json
-from concertina.master.machine_types import Change, Command, Event, Progressed, State, StuckFound
+from concertina.master.machine_types import Change, Command, Event, Progressed, State
+from concertina.master.speed_watch import Sign, SpeedWatch
 from concertina.master.words import LAUNCHER, decode, event_of, name_of, number_of, words_of
 from concertina.store import Leadership, Store, open_store
 
 TTL_SECONDS = 1.5  # of the leader's lease
 POLL_MS = 50
+LOOK_SECONDS = 0.2
 LINGER_SECONDS = 5.0  # a master whose job is over stays this long for the last confirmations
 
 
@@ -43,6 +46,7 @@ class JobSpec:
     maximum: int = 0  # 0: as many as there are virtual workers
     resume: bool = False
     silence_s: float = 10.0  # a worker that says nothing for so long is taken for lost
+    stall_s: float = 300.0  # so is one that others have waited for so long within a step
 
     def to_json(self) -> str:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -81,11 +85,11 @@ class MasterService:
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         self._address = f"tcp://127.0.0.1:{port}"
         self._peers: dict[str, bytes] = {}  # name -> connection
-        self._heard: dict[str, float] = {}
         self._channels: dict[str, Channel] = {}
-        self._doomed: set[int] = set()  # silent workers whose end was ordered
         self._over_since = 0.0
         self._spec, self._state = self._take_over()
+        self._watch = SpeedWatch(self._spec.silence_s, self._spec.stall_s)
+        self._looked_at = 0.0
 
     def _take_over(self) -> tuple[JobSpec, State]:
         found = self._store.get(spec_key(self._job))
@@ -108,8 +112,6 @@ class MasterService:
             self._send(frames)
         place = json.dumps({"address": self._address, "fence": self._leadership.fence})
         self._leadership.put_fenced(address_key(self._job), place.encode())
-        now = time.monotonic()
-        self._heard = {name_of(n): now for n in state.workers}
         return spec, state
 
     def _save(self, state: State) -> None:
@@ -127,7 +129,7 @@ class MasterService:
                 if self._socket.poll(POLL_MS):
                     self._receive()
                 self._say_again()
-                self._look_for_silence()
+                self._look_around()
         finally:
             self._socket.close()
             self._context.term()
@@ -162,14 +164,12 @@ class MasterService:
     def _on_frame(self, peer: bytes, frame: dict[str, Any]) -> None:
         name = frame["from"]
         self._peers[name] = peer
-        self._heard[name] = time.monotonic()
         channel = self._channels.setdefault(name, Channel())
         body = channel.take(frame)
         if body is not None:
             self._on_message(name, body)
-        elif "beat" in frame and name != LAUNCHER:
-            beat = frame["beat"]
-            self._transition(Progressed(number_of(name), beat["step"], beat["pace"]), save=False)
+        if name != LAUNCHER:
+            self._on_sign_of_life(number_of(name), frame.get("beat"))
         self._send([(name, channel.nod())])
 
     def _on_message(self, name: str, body: Any) -> None:
@@ -185,7 +185,7 @@ class MasterService:
         """Its number is never used again."""
         self._channels.pop(name, None)
         self._peers.pop(name, None)
-        self._heard.pop(name, None)
+        self._watch.forget(number_of(name))
 
     def _transition(self, event: Event, save: bool = True) -> None:
         before = self._state
@@ -232,16 +232,20 @@ class MasterService:
             frame = {**frame, "fence": self._leadership.fence, "key": self._key}
             self._socket.send_multipart([peer, json.dumps(frame).encode()], zmq.NOBLOCK)
 
-    def _look_for_silence(self) -> None:
-        """A worker that is stuck or cut off is ended; only then is it surely gone, and the others may go on."""
+    def _on_sign_of_life(self, worker: int, beat: Mapping[str, Any] | None) -> None:
+        sign = None if beat is None else Sign(**beat)
+        self._watch.heard(worker, time.monotonic(), sign)
+        if sign is not None:
+            self._transition(Progressed(worker, sign.step, sign.pace), save=False)
+
+    def _look_around(self) -> None:
+        """Several times a second: who is silent, stands still or is slow?"""
         now = time.monotonic()
-        for number, worker in self._state.workers.items():
-            heard = self._heard.setdefault(name_of(number), now)
-            silent = worker.desk and now - heard > self._spec.silence_s
-            if silent and number not in self._doomed:
-                self._doomed.add(number)
-                reason = f"worker {number} gave no sign of life for {self._spec.silence_s:g} s"
-                self._transition(StuckFound(number, reason))
+        if now - self._looked_at < LOOK_SECONDS or self._state.phase in machine.OVER:
+            return
+        self._looked_at = now
+        for finding in self._watch.findings(self._state, now):
+            self._transition(finding)
 
 
 def main() -> int:

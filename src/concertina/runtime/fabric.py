@@ -94,6 +94,11 @@ class Fabric:
     def lost(self) -> tuple[int, ...]:
         return tuple(self.members[rank] for rank in sorted(self._lost))
 
+    @property
+    def met(self) -> int:
+        """Meetings that this worker has come to."""
+        return self._count
+
     def meet(self) -> None:
         """Returns when every member has called it as often as this one."""
         self._count += 1

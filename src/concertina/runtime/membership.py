@@ -22,6 +22,7 @@ from concertina.runtime.desk import Desk
 from concertina.runtime.fabric import LIMIT_SECONDS, Fabric, PeersLost, Post
 from concertina.runtime.interrupts import Left
 from concertina.runtime.rendezvous import meet_in
+from concertina.runtime.turn_clock import TurnClock
 
 LEAVE_SECONDS = 60.0  # a leaver stays this long for those who may still read from it
 
@@ -75,7 +76,8 @@ class Membership:
         self.dismissed = False
         self._next_hold = env.hold_at
         self.step = 0  # for signs of life
-        self.pace = 0.0
+        self._clock = TurnClock()
+        self._held_at: tuple[int, ...] = ()  # the place in the data of the newest meeting
         self.introduce: Callable[[], bytes] = lambda: b""
         self.furnish: Furnish = lambda generation: None
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -93,7 +95,29 @@ class Membership:
             self.link.say(**body)
 
     def _sign_of_life(self) -> Mapping[str, Any]:
-        return {"step": self.step, "pace": self.pace}
+        current, clock = self._current, self._clock
+        place = self._desk.place
+        return {
+            "generation": -1 if current is None else current.formation.generation,
+            "step": self.step,
+            "pace": clock.pace,
+            "turn_s": clock.turn_s,
+            "turns": clock.turns,
+            "met": 0 if current is None else current.fabric.met,
+            "in_round": place[1] >= 0 and place != self._held_at,
+        }
+
+    @property
+    def pace(self) -> float:
+        """Seconds per step."""
+        return self._clock.pace
+
+    @pace.setter
+    def pace(self, seconds: float) -> None:
+        """A step is complete, begun so long ago."""
+        if self._current is not None:
+            share = len(self._current.placement.workers[self._current.rank])
+            self._clock.step_done(seconds, share, self._current.fabric.waited)
 
     # -- words of the master (in the link's thread) ------------------------------------------------------------------
 
@@ -321,6 +345,9 @@ class Membership:
 
         Parked workers wait at any step. Meetings between steps are not waited at: changes take place after steps only.
         """
+        self._held_at = self._desk.place
+        if self._current is not None:
+            self._clock.turns_done(self._current.fabric.waited)
         if step <= self.step or step < self._hold_at():
             return
         until = time.monotonic() + LIMIT_SECONDS / (1 if self._parked else 10)
@@ -353,6 +380,7 @@ class Membership:
             self._next_hold = generation.formation.next_hold
         self._parked = generation.formation.parked
         self._current = generation
+        self._clock = TurnClock(self._clock.pace)
 
     def confirm_dropped(self) -> None:
         """After a step without a change: what can no longer happen will not."""
