@@ -70,7 +70,7 @@ class EasyScalePolicy:
             return f"gives borrowed devices back to jobs that wait and keeps {after}"
         if not after:
             return "every device is the only one of its job, and earlier jobs wait"
-        return f"no free device makes its {asked} virtual workers faster without too much waste"
+        return f"no other free devices serve its {asked} virtual workers better than {after} of the type it gets"
 
 
 @dataclass(frozen=True, slots=True)
