@@ -1,7 +1,9 @@
 """Our own policy: promises first, then the shortest jobs first as far as devices speed them up, nobody starves.
 
-Jobs with a strict deadline get their minimum satisfactory share (`promise.py`, as `elasticflow`). What is left
-goes step by step, to the next power of two, where it brings most (`climb.py`).
+Jobs with a strict deadline get their minimum satisfactory share (`promise.py`, as `elasticflow`); where those have
+time, others with less than their fair share are planned in beside them (`fair_promise.py`). A job that is on its
+way to twice its fair time comes next (`fairness.py`). What is left goes step by step, to the next power of two, where
+it brings most (`climb.py`). Why it is so: docs/adr/0102-our-own-policy.md.
 """
 
 from __future__ import annotations
