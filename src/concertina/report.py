@@ -1,8 +1,9 @@
 """What a run leaves behind: its report by generation, and the proof that every sample was trained on once."""
 
 import statistics
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,7 +125,6 @@ class GenerationBook:
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self._begun: dict[int, float] = {}  # generation -> when its change was begun
         self._joiners: dict[int, int] = {}  # worker -> generation that it is to join
         self._phases: dict[int, dict[str, float]] = {}
         self._last_sign: dict[int, float] = {}  # by worker
@@ -133,24 +133,27 @@ class GenerationBook:
 
     def story(self, story: Mapping[str, Any]) -> None:
         if story["event"] == "change_begun":
-            for worker in story["joiners"]:
-                self._joiners[worker] = story["generation"]
+            self._expect(story["joiners"], story["generation"])
         elif story["event"] == "generation_started":
             row = Generation(story["generation"], story["step"], story["workers"], story["reason"])
             row.phases = self._phases.setdefault(row.generation, {})
             self._report.generations.append(row)
             if len(self._report.generations) == 1:
-                self._joiners = dict.fromkeys(story["members"], row.generation)
+                self._expect(story["members"], row.generation)
+
+    def _expect(self, workers: Sequence[int], generation: int) -> None:
+        now = time.monotonic()
+        for worker in workers:
+            self._joiners[worker] = generation
+            self._last_sign[worker] = now
 
     def note(self, event: Mapping[str, Any]) -> None:
         kind, worker = event["event"], event.get("worker", -1)
         phase = PHASES.get(kind)
         if kind == "step":
             self._note_step(event)
-        elif kind == "worker_started":
-            self._last_sign[worker] = event["at"]
         elif phase is not None and worker in self._last_sign and worker in self._joiners:
-            took = event["at"] - self._last_sign[worker]
+            took = max(0.0, event["at"] - self._last_sign[worker])
             self._last_sign[worker] = event["at"]
             found = self._phases.setdefault(self._joiners[worker], {})
             found[phase] = max(found.get(phase, 0.0), took)
@@ -174,6 +177,7 @@ class GenerationBook:
 
 # What a worker's sign says has just ended.
 PHASES = {
+    "worker_started": "start",
     "joined": "import",
     "prepared": "build",
     "ready": "warm-up",
