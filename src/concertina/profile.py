@@ -18,7 +18,7 @@ from concertina.master.machine import EXIT_INTERRUPTED_BY_USER
 from concertina.runner import Listener, Run, RunSettings
 
 PATIENCE_S = 600.0  # that nothing may be heard of the job
-TRY_BATCH = Path(__file__).parent / "runtime" / "try_batch.py"
+PACED, TRY_BATCH = (Path(__file__).parent / "runtime" / name for name in ("paced.py", "try_batch.py"))
 TRY_STEPS = 3  # the first allocates what the optimizer keeps, the second has DDP's final buckets
 MOST_TRIES = 40
 MOST_REFUSALS = 3  # as often as the master itself tries
@@ -170,8 +170,13 @@ class Profile:
 # -- the curve --------------------------------------------------------------------------------------------------------
 
 
-def measure_curve(settings: RunSettings, plan: Plan, listener: Listener = lambda event: None) -> Profile:
-    """Runs the script once and takes it through the worker counts of the plan; it is stopped after the last."""
+def measure_curve(
+    settings: RunSettings, plan: Plan, listener: Listener = lambda event: None, paced: bool = False
+) -> Profile:
+    """Runs the script once and takes it through the worker counts of the plan; it is stopped after the last.
+
+    `paced` is for GPUs: steps are reported when they have been computed, not when they have been asked for.
+    """
     beyond = [count for count in plan.workers if count > settings.virtual]
     if beyond:
         raise UsageError(
@@ -190,7 +195,10 @@ def measure_curve(settings: RunSettings, plan: Plan, listener: Listener = lambda
                 request[0] = job.resize(sweep.target)
         listener(event)
 
-    with Run(replace(settings, workers=plan.workers[0]), hear) as job:
+    trial = replace(settings, workers=plan.workers[0])
+    if paced:
+        trial = replace(trial, script=PACED, args=[str(settings.script.resolve()), *settings.args])
+    with Run(trial, hear) as job:
         while not job.turn():
             answer = job.answer(request[0])
             if answer is not None and not answer[0]:

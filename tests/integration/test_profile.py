@@ -34,6 +34,16 @@ def test_no_worker_that_stays_is_started_again(script) -> None:
     assert events[-1]["event"] == "job_ended"
 
 
+def test_a_paced_script_sees_its_own_name_and_arguments(script, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    writes = f"session = ct.join(); open({str(seen)!r}, 'w').write(' '.join([__file__, *sys.argv]))"
+    path = script(TRAIN.replace("session = ct.join()", writes), epochs=2000)
+    settings = RunSettings(script=path, args=["--flag"], virtual=2)
+    found = measure_curve(settings, Plan(workers=(1,), warm=1, measured=5), paced=True)
+    assert (found.script, found.samples_per_step) == (str(path), 2 * 4)
+    assert seen.read_text() == f"{path} {path} --flag"
+
+
 def test_the_table_says_what_a_script_was_too_short_for(script, concertina) -> None:
     done = concertina("profile", "-P", 2, "--max", 2, "--measure", 3, "--warm", 1, script(TRAIN, epochs=1))
     assert done.returncode == 0, done.stderr  # 8 steps: too few to start another worker in

@@ -1,5 +1,6 @@
 """`concertina profile`: how fast a script runs on how many workers."""
 
+import glob
 import inspect
 import json
 import sys
@@ -80,7 +81,7 @@ def profile(
     plan = Plan(workers=counts, warm=warm, measured=measure)
     settings = RunSettings(script=script, args=context.args, virtual=virtual, threads=threads)
     with _progress() as tell:
-        found = measure_curve(settings, plan, tell)
+        found = measure_curve(settings, plan, tell, paced=bool(glob.glob("/dev/nvidia[0-9]*")))
         if batch:
             found = replace(found, batch=measure_batch(settings, tell))
     if as_data:
