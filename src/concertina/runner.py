@@ -21,6 +21,7 @@ from concertina.core.batch_scaling import Scaling
 from concertina.core.checkpoints import check_whole, newest_whole
 from concertina.core.env import WorkerEnv, check_workers
 from concertina.core.errors import CheckpointError, JobFailed, UsageError
+from concertina.core.messages import MASTER
 from concertina.master.launch import MasterKeeper
 from concertina.master.machine import EXIT_INTERRUPTED_BY_USER, Change, Phase
 from concertina.master.service import JobSpec
@@ -198,6 +199,8 @@ class Run:
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self.master.say(op="interrupt")  # asked long enough
             self._kill_at = None
+        if self.master.is_frozen:
+            self._backend.signal_workers(signal.SIGKILL, (MASTER,))
         self.on_idle()
         for event in self._backend.events(POLL_SECONDS, self.master.wake_fd):
             self._note(event)

@@ -16,6 +16,7 @@ from concertina.master.words import LAUNCHER
 from concertina.store import open_store
 
 QUICK_SECONDS, MOST_QUICK = 2.0, 5  # a master that ends at once, again and again, is a defect
+FROZEN_SECONDS = 5.0  # a master that says nothing for so long has to make room for another
 
 StartMaster = Callable[[Mapping[str, str]], None]
 
@@ -54,6 +55,12 @@ class MasterKeeper:
         if self._quick >= MOST_QUICK:
             raise JobFailed("the master ends as soon as it is started; see master.log among the logs")
         self._start()
+
+    @property
+    def is_frozen(self) -> bool:
+        """It is there, but says nothing: end it. Should it wake first, its lease has run out and nobody obeys it."""
+        silent = min(self._link.silence_s, time.monotonic() - self._started_at)
+        return silent > FROZEN_SECONDS
 
     def say(self, **body: Any) -> None:
         self._link.say(**body)

@@ -67,6 +67,11 @@ class MasterLink:
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_write, b".")
 
+    @property
+    def silence_s(self) -> float:
+        """Since a master was last heard."""
+        return time.monotonic() - self._heard
+
     def flush(self, limit_s: float) -> bool:
         """Waits until all that was said is confirmed."""
         until = time.monotonic() + limit_s
