@@ -32,6 +32,7 @@ PURE = [
     "master/machine_generation.py",
     "master/machine_loss.py",
     "master/machine_types.py",
+    "master/speed_watch.py",
     "master/state_json.py",
     "master/words.py",
     "master/topology.py",
