@@ -96,6 +96,15 @@ def test_a_second_executor_is_used_where_it_brings_something() -> None:
     assert (busy.executors, busy.threads, busy.perf) == ((1,), (4,), 2.0)
 
 
+def test_no_more_executors_and_room_than_needed() -> None:
+    few = plan(5, [DeviceGroup(1, (1.0, 2.0)), DeviceGroup(4, (1.0,))])  # a second executor would not shorten the step
+    assert few is not None
+    assert (few.executors, few.threads) == ((1, 1), (1, 1))
+    fast = plan(4, [DeviceGroup(2, (6.0,)), DeviceGroup(2, (3.0,))])
+    assert fast is not None
+    assert (fast.threads, fast.by_device()) == ((2, 0), ((2, 2), (0, 0)))
+
+
 def test_no_devices_no_plan() -> None:
     assert plan(4, []) is None
     assert plan(4, [DeviceGroup(0, (1.0,))]) is None
