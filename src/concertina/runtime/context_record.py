@@ -96,7 +96,11 @@ def bytes_to_tensor(raw: bytes) -> Tensor:
 
 
 def tensor_to_bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    """The elements in the order of their indices, whatever their order in memory."""
+    if not tensor.numel():
+        return b""
+    plain = tensor.detach().cpu().contiguous(memory_format=torch.contiguous_format)
+    return plain.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def tensor_from_bytes(raw: memoryview, like: Tensor) -> Tensor:
