@@ -66,6 +66,9 @@ class Report:
         }
 
 
+Place = tuple[int, int, int]  # epoch, loader, pass over the loader in that epoch
+
+
 class SampleBook:
     """The ledger of a run, fed by what workers report of their passes.
 
@@ -73,30 +76,48 @@ class SampleBook:
     """
 
     def __init__(self) -> None:
-        self._spans: dict[tuple[int, int, int, int], list[tuple[int, int]]] = {}  # pass and lag -> positions
-        self._passes: dict[tuple[int, int, int], Mapping[str, Any]] = {}
+        self._told: dict[Place, dict[int, list[Mapping[str, Any]]]] = {}  # pass -> lag -> reports
+        self._began = -1  # the generation that last began from a checkpoint, or from nothing
 
     def add(self, event: Mapping[str, Any]) -> None:
         place = (event["epoch"], event["loader"], event["turn"])
         lag = event["round"] - event["first"]  # the same for all batches of a pass that went on undisturbed
-        span = _position(event["first"], event), _position(event["end"], event)
-        self._spans.setdefault((*place, lag), []).append(span)
-        newest = self._passes.get(place)
-        if newest is None or _reach(event) >= _reach(newest):
-            self._passes[place] = event
+        self._told.setdefault(place, {}).setdefault(lag, []).append(event)
+
+    def go_back(self, generation: int, rounds: int) -> bool:
+        """All workers begin anew after so many rounds: what was trained on later is lost, and so counts no more.
+
+        Each member says so, before anything that it trains on; the first one is enough, for which this is true.
+        """
+        if generation <= self._began:
+            return False
+        self._began = generation
+        for place, by_lag in list(self._told.items()):
+            kept = {lag: _until(events, rounds - lag) for lag, events in by_lag.items()}
+            self._told[place] = {lag: events for lag, events in kept.items() if events}
+            if not self._told[place]:
+                del self._told[place]
+        return True
 
     def rows(self) -> list[dict[str, int]]:
         """Per epoch and loader: samples expected, seen, duplicated and missed."""
         ledger = SampleLedger()
-        for (epoch, loader, turn), event in self._passes.items():
-            for v in range(event["virtual"]):
-                ledger.expect(epoch, v, event["expected"], loader=loader, turn=turn)
-        for (epoch, loader, turn, lag), spans in sorted(self._spans.items()):
-            event = self._passes[epoch, loader, turn]
-            for lo, hi in _joined(spans):
-                for v in range(event["virtual"]):
-                    ledger.record(epoch, lag, v, lo, min(hi, event["expected"]), loader=loader, turn=turn)
+        for (epoch, loader, turn), by_lag in sorted(self._told.items()):
+            newest = max((event for events in by_lag.values() for event in events), key=_reach)
+            for v in range(newest["virtual"]):
+                ledger.expect(epoch, v, newest["expected"], loader=loader, turn=turn)
+                for lag, events in sorted(by_lag.items()):
+                    for lo, hi in _joined([_span(event) for event in events]):
+                        ledger.record(epoch, lag, v, lo, min(hi, newest["expected"]), loader=loader, turn=turn)
         return ledger.rows()
+
+
+def _until(events: list[Mapping[str, Any]], batch: int) -> list[Mapping[str, Any]]:
+    return [{**event, "end": min(event["end"], batch)} for event in events if event["first"] < batch]
+
+
+def _span(event: Mapping[str, Any]) -> tuple[int, int]:
+    return _position(event["first"], event), _position(event["end"], event)
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -301,6 +301,9 @@ class Run:
             self.workers[event["worker"]] = event["pid"]
         elif kind == "batch":
             self.report.batches.append({k: event[k] for k in ("step", "total", "reason")})
+        elif kind == "training" and "rounds" in event:
+            if self._samples.go_back(event["generation"], event["rounds"]):
+                self.report.batches = [b for b in self.report.batches if b["step"] <= event["step"]]
         elif kind == "samples":
             self._samples.add(event)
         elif kind == "prepared":

@@ -125,6 +125,19 @@ def test_what_counts_as_the_epoch_is_what_its_last_report_says() -> None:
     assert book.rows() == row(expected=28, seen=28)
 
 
+def test_what_was_trained_after_a_checkpoint_counts_no_more_when_all_go_back_to_it() -> None:
+    """Then the rest of the epoch may be cut in another way, in other rounds."""
+    book = SampleBook()
+    assert book.go_back(1, 0)
+    book.add(told(0, 10))
+    book.add(told(0, 6, epoch=1, round=10))
+    book.go_back(2, 4)
+    book.go_back(2, 4)
+    book.add(told(4, 6, cuts=CUTS))
+    assert not book.go_back(2, 4)  # a member whose word comes late
+    assert book.rows() == row()
+
+
 # -- how large a batch is --------------------------------------------------------------------------------------------
 
 

@@ -736,7 +736,8 @@ class Session:
             self.recorder.began(self.step)
         if self._env.steps and self.step >= self._env.steps:
             self.finishing = True
-        self.events.emit("training", step=self.step, epoch=self.epoch)
+        begun = {"generation": self._env.generation, "rounds": self.rounds}
+        self.events.emit("training", step=self.step, epoch=self.epoch, **begun)
 
     def _rest_of_state(self, light: bool = False) -> dict[str, Any]:
         """What is equal on all workers besides the user's own objects."""
