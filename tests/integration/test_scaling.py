@@ -192,6 +192,24 @@ def test_a_worker_that_is_killed_leaves_no_sample_out_though_the_batch_shrinks(
     assert report.batches[0]["step"] == 11
 
 
+ALL_KILLED = (
+    """if session.step == 20 and sum(n.startswith("out-dead") for n in os.listdir(os.path.dirname(sys.argv[1]))) < 2:
+            open(f"{sys.argv[1]}-dead-{number}", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+    + STEP
+)
+
+
+def test_when_all_are_killed_only_what_is_trained_anew_counts(
+    script: Any, backend: LocalBackend, tmp_path: Path
+) -> None:
+    """The job begins again with the 2 workers it had, so with twice the batch from the first step on."""
+    report, _, _, _ = result(text(body=ALL_KILLED), script, backend, tmp_path / "job", 1, "10=2", scaling="weak")
+    assert len(list((tmp_path / "job").glob("out-dead-*"))) == 2
+    assert [(row["seen"], row["missed"], row["duplicated"]) for row in report.samples] == [(SAMPLES, 0, 0)] * 4
+
+
 # On more workers, a step takes longer, whatever the batch: only a larger batch is worth having them.
 SLOW = (
     """if session.is_last_turn: time.sleep(0.01 * session.workers**3)
