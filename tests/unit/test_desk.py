@@ -25,7 +25,8 @@ def test_the_newest_record_of_a_point_is_the_one_that_counts(desk: Desk) -> None
 
 
 def test_a_torn_record_is_not_taken(desk: Desk) -> None:
-    desk.put_context(0, 4, b"four", final=True)
+    for number in range(1, SLOTS + 1):  # so that the next one is written over an old one
+        desk.put_context(0, number, b"whole", final=True)
 
     class Killed(Exception):
         pass
@@ -44,9 +45,10 @@ def test_a_torn_record_is_not_taken(desk: Desk) -> None:
     other = Desk.open(desk.segment.address, virtual=3)
     desk.segment.memory = DyingMemory(desk.segment.memory)  # type: ignore[assignment]
     with pytest.raises(Killed):
-        desk.put_context(0, 5, b"five, but not whole", final=True)
-    assert other.context(0, 5) is None
-    assert other.context(0, 4) == (b"four", True)
+        desk.put_context(0, SLOTS + 1, b"torn", final=True)
+    assert other.context(0, SLOTS + 1) is None
+    assert other.context(0, 1) is None
+    assert other.context(0, SLOTS) == (b"whole", True)
 
 
 def test_a_record_of_the_same_point_survives_a_torn_one(desk: Desk) -> None:
