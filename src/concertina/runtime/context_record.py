@@ -20,12 +20,18 @@ _NUMPY = struct.Struct("<qqd")
 _KEYS = 624 * 4
 
 
+_packed_python: tuple[Any, bytes] = (None, b"")  # Python's generator seldom moves: the last state, and its bytes
+
+
 def pack_generators(python: Any, numpy: Any, torch_cpu: bytes) -> bytes:
-    version, words, gauss = python
+    global _packed_python
+    if python != _packed_python[0]:
+        version, words, gauss = python
+        _packed_python = (python, _PYTHON.pack(version, *words, gauss is not None, gauss or 0.0))
     _, keys, position, has_gauss, cached = numpy
     return b"".join(
         (
-            _PYTHON.pack(version, *words, gauss is not None, gauss or 0.0),
+            _packed_python[1],
             keys.astype(np.uint32, copy=False).tobytes(),
             _NUMPY.pack(position, has_gauss, cached),
             torch_cpu,
@@ -54,7 +60,7 @@ class ContextWriter:
         return len(blob)
 
     def close(self, head: dict[str, Any]) -> bytes:
-        raw = json.dumps(head).encode()
+        raw = json.dumps(head, separators=(",", ":")).encode()
         return b"".join((len(raw).to_bytes(8, "little"), raw, *self._blobs))
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 STOP, CHECKPOINT, INTERRUPT = 0, 1, 2  # wishes; one worker's is everybody's
 WISHES = 3
+COMPARE_FIRST, COMPARE_EVERY = 16, 4  # steps whose parameters are compared between workers
+LOOK_FIRST, LOOK_EVERY = 8, 64  # steps at whose end contexts are looked at again
 HOLD_SECONDS = 120.0  # that a planned change may keep everybody waiting for newcomers
 
 
@@ -53,6 +55,7 @@ class Elastic:
         self._handed: Segment | None = None
         self._packed: dict[int, bytes] = {}
         self._late_draws = False  # the script draws random numbers after backward()
+        self._looks_again = True  # at the end of this round
         self._began_pass = False  # the last recovery point is the beginning of a pass
         self.feeds: Callable[[], Sequence[Any]] = lambda: ()
         self.wishes: Callable[[], list[int]] = lambda: [0] * WISHES
@@ -84,7 +87,8 @@ class Elastic:
     def fingerprint(self) -> None:
         """Taken when a round begins, compared when it ends."""
         self._digest_step = self.step
-        self._digests = [] if self.alone else self._digest.compute()
+        due = self.step < COMPARE_FIRST or self.step % COMPARE_EVERY == 0
+        self._digests = self._digest.compute() if due and not self.alone else []
 
     def agree(self, advances: bool, next_batch: int, steps: int) -> Agreement:
         """Meets the others. With `advances`, what this round did counts from here on; `steps` optimizer steps of it."""
@@ -171,10 +175,12 @@ class Elastic:
             self._packed = {}
             return  # nobody could go on from them
         feeds = self.feeds()
+        self._looks_again = self._late_draws or self.step < LOOK_FIRST or self.step % LOOK_EVERY == 0
+        final = not self._looks_again
         for v in self._engine.order:
             packed = self._engine.pack_context(v, feeds)
             self._packed[v] = packed
-            self._put(v, number, packed, final=False)
+            self._put(v, number, packed, final)
 
     def make_final(self) -> None:
         """At the end of a round: what was kept before the optimizer acted is still so, as a rule."""
@@ -190,8 +196,15 @@ class Elastic:
         self._desk.round = engine.point
 
     def needs_final(self) -> bool:
+        """Whether to look again, at the end of a round, at contexts that were kept before the optimizer acted.
+
+        They change in between only if a script draws random numbers after backward(). Looking costs as much as keeping,
+        so it is done in the first steps and now and then, always from the first such draw on, and at every change.
+        """
         agreed = self.agreement
-        return not self.alone or (agreed is not None and agreed.change_to > 0) or self._membership.wanted is not None
+        if (agreed is not None and agreed.change_to > 0) or self._membership.wanted is not None:
+            return True
+        return not self.alone and (self._looks_again or not self._packed)
 
     def _put(self, v: int, number: int, packed: bytes, final: bool) -> None:
         if not self._desk.put_context(v, number, packed, final):

@@ -26,6 +26,7 @@ from concertina.runtime.state_map import make_room, read_memory
 from concertina.runtime.virtual import VirtualEngine
 
 IDLE_SECONDS = 0.0005
+FOLLOWED_SECONDS = 5.0  # that the member we follow may take to end a step that another has ended
 
 
 class Follower:
@@ -179,13 +180,28 @@ class Follower:
 
     def _complete(self, step: int, address: str, memory: dict[str, Any]) -> None:
         """Parameters and optimizer state as they are after `step`."""
-        if self._catch_up is not None and self._catch_up.items == len(memory["items"]):
+        if (
+            self._catch_up is not None
+            and self._catch_up.items == len(memory["items"])
+            and self._wait_for_followed(step)
+        ):
             self.late = self._catch_up.finish(step)
             return
         pid = int(address.split("/")[0])
         with torch.no_grad():
             for there, tensor in make_room(self._prepared, memory):
                 read_memory(pid, there, tensor)
+
+    def _wait_for_followed(self, step: int) -> bool:
+        """The main worker announces a switch; the one that we follow may still be in its optimizer. False if it is
+        gone: then the main worker's memory serves."""
+        assert self._followed is not None
+        until = time.monotonic() + FOLLOWED_SECONDS
+        while self._followed.clock < 2 * step or self._followed.clock % 2:
+            if time.monotonic() > until:
+                return False
+            time.sleep(2e-5)
+        return True
 
     def _take_contexts(self, generation: Generation) -> None:
         """Of our virtual workers, from the desks of those who had them before."""

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from concertina.core.batch_scaling import Scaling
 from concertina.core.checkpoints import Manifest, folder_name
 from concertina.core.env import WorkerEnv
-from concertina.core.errors import UsageError
+from concertina.core.errors import StateLost, UsageError
 from concertina.runtime import arrays, environment
 from concertina.runtime.buckets import DdpOptions
 from concertina.runtime.catch_up import CatchUp
@@ -230,6 +230,12 @@ class Session:
         engine.on_take_up = membership.enter
         if self._env.joins:
             return
+        try:
+            self._start_together(engine, membership)
+        except PeersLost as loss:
+            raise StateLost(f"{loss} before training began") from None
+
+    def _start_together(self, engine: VirtualEngine, membership: Membership) -> None:
         generation = membership.first()
         engine.take_up(generation)
         if generation.fabric.size > 1 and not self._env.resume:
@@ -503,11 +509,15 @@ class Session:
             self._wants[STOP] = self._loaded[0]["stop"]  # takes effect after the next step, as it would have there
         else:
             self.engine.come_inside()
+        self._search_once()
+        self._loaded = None
+        self._pass = new
+
+    def _search_once(self) -> None:
+        """For what the script forgot to prepare. A newcomer does so before anybody waits for it."""
         if not self._searched:
             check_nothing_forgotten(self._prepared.model, self._prepared.optimizers, self._prepared.schedulers)
             self._searched = True
-        self._loaded = None
-        self._pass = new
 
     def leave_pass(self, completed: bool) -> None:
         self._pass = None
@@ -862,6 +872,7 @@ class Session:
 
     def follow(self, loader: SessionLoader) -> bool:
         """Whether this newcomer trains from here on; False if the others are in another pass."""
+        self._search_once()
         assert self._follower is not None
         rest = self._follower.follow(self.epoch, loader.number, loader.passes)
         if rest is None:
