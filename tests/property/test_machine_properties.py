@@ -183,7 +183,7 @@ class World:
         return "\n".join(map(str, [self.state, doing, *self.story[-60:]]))
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@settings(max_examples=1000, deadline=None, derandomize=True, database=None)
 @given(seed=st.integers(0, 2**32), kills=st.integers(0, 8), requests=st.integers(0, 6))
 @example(seed=0, kills=0, requests=0)
 def test_a_job_ends_whatever_dies_and_however_late_words_arrive(seed: int, kills: int, requests: int) -> None:

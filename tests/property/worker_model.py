@@ -248,12 +248,12 @@ class ModelWorker:
         if missing:
             return False
         votes = {page.votes[self.count] for page in pages.values()}
-        self.changes_to = votes.pop() if len(votes) == 1 else 0
+        self.changes_to = next(iter(votes)) if len(votes) == 1 else 0
         self.step += 1
         made_in = self.memory.committed.setdefault(self.step, now.generation)
         assert made_in == now.generation, f"step {self.step} was made in generations {made_in} and {now.generation}"
         if len(now.members) < self.minimum:
-            assert self.changes_to, "a step counted with too few workers"
+            assert votes != {0}, "a step counted with too few workers, and nobody was about to change over"
         self.doing = "act_on"
         return True
 

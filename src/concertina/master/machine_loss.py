@@ -198,10 +198,13 @@ def _complete_without_leavers(state: State, pending: Pending) -> Result:
 
 
 def _is_off(state: State) -> bool:
-    """A newcomer was lost, and no member has changed over or ever will."""
+    """A newcomer was lost, and no member has changed over or ever will: it takes all, and one will not.
+
+    Others may be unable to say so: they have voted and wait for that one.
+    """
     alive = {n for n in state.members if n in state.workers}
     untouched = not set(state.lost) & set(state.members) and not state.stopped and not has_moved(state)
-    return untouched and bool(alive) and set(state.dropped) >= alive
+    return untouched and bool(alive & set(state.dropped))
 
 
 def _survivors(state: State) -> tuple[int, ...]:
