@@ -16,6 +16,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Segment:
     """A piece of shared memory; `memory` is mapped for reading and writing."""
 
+    _fd = -1
+
     def __init__(self, fd: int, size: int, address: str) -> None:
         self.size = size
         self.address = address  # how others open it, as long as the maker keeps the descriptor
@@ -47,6 +49,9 @@ class Segment:
             view = memoryview(self.memory)
             for at in range(0, self.size, mmap.PAGESIZE):
                 view[at] = view[at]
+
+    def __del__(self) -> None:
+        self.hide()
 
     def hide(self) -> None:
         """All who need it have mapped it: nobody can open it any more."""
