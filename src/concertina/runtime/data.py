@@ -175,6 +175,7 @@ class Feed:
             )
             for v in range(virtual)
         ]
+        self._orders: dict[tuple[int, int], list[int]] = {}  # by virtual worker and epoch
         self.samples = len(self._samplers[0])  # of one virtual worker in an epoch
         self.plan: CutPlan | None = None  # where batches are not all of `batch_size`
         self.batches_per_epoch = len(self._cut(0, 0))
@@ -185,9 +186,28 @@ class Feed:
         self._iterator: Iterator[tuple[Any, LaneState]] | None = None
         self._cuts: dict[int, list[tuple[int, ...]]] = {}
 
+    def _order(self, v: int, epoch: int) -> list[int]:
+        """The samples of virtual worker v in an epoch; those of this epoch are kept."""
+        if (v, epoch) not in self._orders:
+            self._samplers[v].set_epoch(epoch)
+            self._orders = {key: order for key, order in self._orders.items() if key[1] == epoch}
+            self._orders[v, epoch] = list(self._samplers[v])
+        return self._orders[v, epoch]
+
+    def get_ready(self, epoch: int, order: Sequence[int]) -> None:
+        """Beside training, for virtual workers that are about to come here: long lists take a while to make."""
+        for v in order:
+            if (v, epoch) not in self._orders:
+                o = self.options
+                sampler: DistributedSampler[Any] = DistributedSampler(
+                    self.dataset, len(self._samplers), v, shuffle=o.shuffle, seed=o.seed, drop_last=o.drop_last
+                )
+                sampler.set_epoch(epoch)
+                made = list(sampler)
+                self._orders = {**self._orders, (v, epoch): made}
+
     def _cut(self, v: int, epoch: int) -> list[tuple[int, ...]]:
-        self._samplers[v].set_epoch(epoch)
-        order = list(self._samplers[v])
+        order = self._order(v, epoch)
         if self.plan is not None:
             return [tuple(order[lo:hi]) for lo, hi in self.plan.bounds()]
         return batch_indices(order, self.options.batch_size, self.options.drop_last)

@@ -43,6 +43,7 @@ class Follower:
         self._formation: Formation | None = None
         self._sources: dict[int, Desk] = {}
         self._catch_up: CatchUp | None = None
+        self._gone_in = -1  # generation whose state could no longer be read
         self._followed: Desk | None = None
         self._described = ""
         self._looked_for = 0  # generation for which it is known whom to follow
@@ -93,7 +94,10 @@ class Follower:
                 self._meet_sources()
             announced = self._announced()
             if announced is not None:
-                return self._come_in(*announced)
+                try:
+                    return self._come_in(*announced)
+                except (OSError, PeersLost, ConcertinaError):
+                    raise Left() from None  # whoever had the state is gone; the others go on without this newcomer
             place = self._place()
             if place[1] >= 0 and place[:3] != mine and place[0] >= epoch:
                 return None
@@ -106,10 +110,16 @@ class Follower:
         """Copies, replays or compares a little; False if there was nothing to do."""
         assert self._formation is not None
         generation = self._formation.generation
+        if self._gone_in == generation:
+            return False  # the master will say whom to follow next
         if self._looked_for != generation or self._has_moved():
             self._find_description(generation)
             return False
-        worked = self._catch_up.work() if self._catch_up is not None else False
+        try:
+            worked = self._catch_up.work() if self._catch_up is not None else False
+        except OSError:  # the member that we followed has ended
+            self._catch_up, self._gone_in = None, generation
+            return False
         if self._catch_up is None:
             self._desk.clock = max(desk.clock for desk in self._sources.values()) // 2 * 2
         elif self._catch_up.in_step:

@@ -255,6 +255,8 @@ class Session:
         reducer = factory.make(layout, generation)
         if engine.generation is not None or self._env.joins:
             reducer.warm()
+            for loader in list(self._loaders):
+                loader.feed.get_ready(self.epoch, generation.placement.workers[generation.rank])
         return reducer
 
     def _take_parameters_of_first(self, engine: VirtualEngine, generation: Generation) -> None:

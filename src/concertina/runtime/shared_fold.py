@@ -37,7 +37,8 @@ class SharedFold:
         room = sum(sizes) * (1 + len(self.order))
         own = Segment.create(room)
         self._own = own
-        maps = [segment.memory for segment in self._map_all(own)]
+        self._segments = self._map_all(own)
+        maps = [segment.memory for segment in self._segments]
         self._parts = [_carve(shared, self._sums, sizes, 0) for shared in maps]
         self._terms: dict[int, list[Tensor]] = {}
         for w, shared in enumerate(maps):
@@ -93,6 +94,8 @@ class SharedFold:
 
     def warm(self) -> None:
         self._own.touch()
+        for segment in self._segments:
+            segment.look()
         for flat in self._sums:
             flat.zero_()
 
