@@ -14,6 +14,7 @@ from concertina.master.link import MasterLink
 from concertina.master.service import JobSpec, spec_key
 from concertina.master.words import LAUNCHER
 from concertina.store import open_store
+from concertina.store.address import UNSYNCED
 
 QUICK_SECONDS, MOST_QUICK = 2.0, 5  # a master that ends at once, again and again, is a defect
 FROZEN_SECONDS = 5.0  # a master that says nothing for so long has to make room for another
@@ -25,7 +26,7 @@ class MasterKeeper:
     """Keeps a master in office for one job."""
 
     def __init__(self, folder: Path, spec: JobSpec, start: StartMaster) -> None:
-        self.store = f"sqlite:{folder / 'store.db'}"
+        self.store = f"{UNSYNCED}:{folder / 'store.db'}"  # worth nothing without the workers of this machine
         self.job = "job"
         self.key = secrets.token_hex(16)
         self.starts = 0

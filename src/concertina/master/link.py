@@ -112,7 +112,8 @@ class MasterLink:
                     socket.connect(self._address)
                     poller.register(socket, zmq.POLLIN)
                     self._channel.said_at = 0.0  # a new listener: say what is not confirmed
-                ready = dict(poller.poll(50 if socket is None else int(1000 * BEAT_SECONDS)))
+                patience = 0 if found else 50 if socket is None else int(1000 * BEAT_SECONDS)
+                ready = dict(poller.poll(patience))
                 if self._wake_read in ready:
                     os.read(self._wake_read, 4096)
                 if socket is not None:

@@ -163,8 +163,10 @@ class MasterService:
 
     def _on_frame(self, peer: bytes, frame: dict[str, Any]) -> None:
         name = frame["from"]
-        self._peers[name] = peer
         channel = self._channels.setdefault(name, Channel())
+        if self._peers.get(name) != peer:
+            channel.said_at = 0.0  # a new connection: what waited for it need not wait longer
+        self._peers[name] = peer
         body = channel.take(frame)
         if body is not None:
             self._on_message(name, body)

@@ -10,6 +10,7 @@ from concertina.core.errors import StoreAddressError
 from concertina.store.protocol import Store
 
 FORMS = "memory:, sqlite:PATH or etcd://HOST:PORT,HOST:PORT/PREFIX"
+UNSYNCED = "sqlite-unsynced"  # for what is worth nothing without the processes of this machine
 ETCD_PORT = 2379
 _ENDPOINT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
 
@@ -24,6 +25,7 @@ class SqliteAddress:
     """A file, for the processes of one machine."""
 
     path: Path
+    synced: bool = True  # what was acknowledged survives a power failure, not only the process
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,8 @@ def parse_address(address: str) -> MemoryAddress | SqliteAddress | EtcdAddress:
     scheme, colon, rest = address.partition(":")
     if colon and scheme == "memory" and not rest:
         return MemoryAddress()
-    if colon and scheme == "sqlite":
-        return SqliteAddress(_path(address, rest))
+    if colon and scheme in ("sqlite", UNSYNCED):
+        return SqliteAddress(_path(address, rest), synced=scheme == "sqlite")
     if colon and scheme == "etcd":
         return _etcd(address, rest)
     raise StoreAddressError(f"store address {address!r}: needed {FORMS}")
@@ -89,7 +91,7 @@ def open_store(address: str, *, timeout_s: float = 10.0) -> Store:
     if isinstance(where, SqliteAddress):
         from concertina.store.sqlite import SqliteStore
 
-        return SqliteStore.open(where.path, timeout_s=timeout_s)
+        return SqliteStore.open(where.path, timeout_s=timeout_s, synced=where.synced)
     try:
         from concertina.store.etcd import EtcdStore
     except ModuleNotFoundError as missing:

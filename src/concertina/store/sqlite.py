@@ -144,7 +144,9 @@ class SqliteFile:
                 return
 
 
-def connect(path: Path, *, timeout_s: float, clock: Clock, boot: str, keep_changes: int) -> SqliteFile:
+def connect(
+    path: Path, *, timeout_s: float, clock: Clock, boot: str, keep_changes: int, synced: bool = True
+) -> SqliteFile:
     """Opens the file and makes it a store if it is new."""
     try:
         connection = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
@@ -152,7 +154,8 @@ def connect(path: Path, *, timeout_s: float, clock: Clock, boot: str, keep_chang
         raise _unopened(path, error) from error
     try:
         _use_write_ahead_log(connection, time.monotonic() + timeout_s)
-        connection.execute("PRAGMA synchronous = FULL")  # acknowledged means on the disk, also when the power fails
+        # FULL: acknowledged means on the disk, also when the power fails.
+        connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'OFF'}")
         _make_tables(path, connection)
     except sqlite3.Error as error:
         connection.close()
@@ -240,10 +243,16 @@ class SqliteStore:
 
     @classmethod
     def open(
-        cls, path: Path, *, timeout_s: float = 10.0, clock: Clock = since_boot, keep_changes: int = KEEP_CHANGES
+        cls,
+        path: Path,
+        *,
+        timeout_s: float = 10.0,
+        clock: Clock = since_boot,
+        keep_changes: int = KEEP_CHANGES,
+        synced: bool = True,
     ) -> SqliteStore:
         path = path.absolute()  # a process may change its folder
-        file = connect(path, timeout_s=timeout_s, clock=clock, boot=boot_id(), keep_changes=keep_changes)
+        file = connect(path, timeout_s=timeout_s, clock=clock, boot=boot_id(), keep_changes=keep_changes, synced=synced)
         return cls(file, timeout_s=timeout_s)
 
     def get(self, key: str) -> Entry | None:
@@ -329,6 +338,7 @@ class SqliteStore:
                 clock=file.clock,
                 boot=file.boot,
                 keep_changes=file.keep_changes,
+                synced=True,
             ),
             prefix,
             after,
