@@ -188,6 +188,7 @@ def test_training_goes_on_without_a_master(trial: Make, wanted: str) -> None:
 # -- two masters -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_frozen_master_is_ended_and_replaced(trial: Make, wanted: str) -> None:
     job = trial()
     job.go_on(lambda: job.step >= 5)
@@ -294,6 +295,7 @@ def test_a_slowed_worker_gets_fewer_virtual_workers_within_20_steps(trial: Make,
     assert job.digest == wanted
 
 
+@pytest.mark.slow
 def test_a_worker_that_stays_slow_is_removed_and_reported(trial: Make, wanted: str) -> None:
     job = trial()
     job.go_on(lambda: job.step >= 5)

@@ -227,11 +227,12 @@ class Elastic:
             self._desk.announce_switch(generation, self.step, self._handed.address)
         else:
             self._desk.announce_switch(generation, self.step, "")
-        membership.say(op="switched", generation=generation, step=self.step)
         if membership.number not in wanted.members:
+            membership.say(op="switched", generation=generation, step=self.step)
             membership.wait_for_dismissal()
             raise Left()
         new = membership.take_pending(generation)
+        membership.say(op="switched", generation=generation, step=self.step)  # the next change may come from here on
         self._previous = old
         self._engine.take_up(new)
         self._load_moved(old, new)
@@ -384,8 +385,6 @@ class Elastic:
     def introduction(self, environment: dict[str, str]) -> bytes:
         """What the members of the next generation learn about this worker."""
         engine = self._engine
-        if engine.generation is None:
-            return b""  # a newcomer has nothing to tell
         return json.dumps({"layout": engine.layout.state(), "environment": environment}).encode()
 
 

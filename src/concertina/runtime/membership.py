@@ -399,7 +399,8 @@ class Membership:
             assert taken is not None
             assert taken.formation.generation == generation
             self.pending = None
-            self._wanted = None
+            if self._wanted is not None and self._wanted.generation == generation:
+                self._wanted = None
             self._dropped = [g for g in self._dropped if g != generation]
         return taken
 

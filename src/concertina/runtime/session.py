@@ -220,7 +220,7 @@ class Session:
         membership = Membership(self._env, desk)
         elastic = Elastic(engine, membership, desk)
         self._desk, self._membership, self._elastic = desk, membership, elastic
-        membership.introduce = lambda: elastic.introduction(self._environment)
+        membership.introduce = self._introduction
         membership.furnish = lambda generation: self._furnish(factory, generation)
         elastic.prepared = self._prepared
         elastic.feeds = lambda: [loader.feed for loader in self._loaders]
@@ -241,13 +241,22 @@ class Session:
         if generation.fabric.size > 1 and not self._env.resume:
             self._take_parameters_of_first(engine, generation)
 
+    def _introduction(self) -> bytes:
+        """A newcomer has nothing to tell that the others do not know better."""
+        if self._env.joins and self.engine.generation is None:
+            return b""
+        return self.elastic.introduction(self._environment)
+
     def _furnish(self, factory: ReducerFactory, generation: Generation) -> Any:
         """In every member of a new generation, maybe beside training: what the step of that generation needs."""
         engine = self.engine
         known = [json.loads(said) for said in generation.introductions if said]
-        for other in known:
-            who = f"worker {self._env.worker}, compared with another of its job,"
-            environment.require_same(self._environment, other["environment"], who, mixed_gpus=self._may_mix_gpus)
+        told = [
+            member for member, said in zip(generation.formation.members, generation.introductions, strict=True) if said
+        ]
+        if known and told[0] != self._env.worker:
+            who = f"worker {self._env.worker}, compared with worker {told[0]},"
+            environment.require_same(self._environment, known[0]["environment"], who, mixed_gpus=self._may_mix_gpus)
         layout = engine.layout.copy()  # while this is built, DDP's rebuild may change the one in use
         if known:
             layout.load(known[0]["layout"])
@@ -741,7 +750,11 @@ class Session:
         elastic.step = self.membership.step = self.step
         self._desk.clock = 2 * self.step
         if not elastic.alone:
-            elastic.make_final()  # so that a worker lost before the first pass can be made up for
+            # So that a worker lost before the first pass can be made up for. What the script has drawn meanwhile is
+            # not part of it: the pass will look at that.
+            live, self.engine.resident = self.engine.resident, None
+            elastic.make_final()
+            self.engine.resident = live
         for hook in self._hooks:
             hook(elastic.generation.formation.generation, self.workers)
         if self.recorder is not None:

@@ -7,10 +7,11 @@ higher ones. Renewing touches the lease, not the key, so the revision stays, and
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
-from concertina.core.errors import Deposed, LeaseGone, StoreUnavailable
+from concertina.core.errors import Deposed, HistoryGone, LeaseGone, StoreUnavailable
 from concertina.store.clock import since_boot
 from concertina.store.lease import Tenure, at, check_name, ended, leader_key, next_renewal, renewed
 from concertina.store.protocol import ABSENT, Clock, Guard, Lease, Store
@@ -43,8 +44,8 @@ class Leadership:
             if leadership or left <= 0:
                 return leadership
             if not vacant:
-                with store.watch(leader_key(name), after=present.revision) as watch:
-                    watch.poll(left)
+                with contextlib.suppress(HistoryGone), store.watch(leader_key(name), after=present.revision) as watch:
+                    watch.poll(left)  # so much happened meanwhile that looking again is the same
 
     def renew(self) -> bool:
         """Once every `ttl` / 4 or so (see `renew_at`). False: deposed, for good. A store that does not answer is no
