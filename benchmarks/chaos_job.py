@@ -37,7 +37,13 @@ def main() -> None:
     session = ct.join()
     torch.manual_seed(5)
     model = nn.Sequential(
-        nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+        nn.Linear(16, 64),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(64, 64),
+        nn.ReLU(),
+        nn.Linear(64, 2),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
@@ -56,7 +62,8 @@ def main() -> None:
             session.log(loss=loss)
     if session.is_main:
         digest = hashlib.sha256()
-        for tensor in [*model.parameters(), *model.buffers(), *(t for s in optimizer.state.values() for t in s.values())]:
+        kept = [tensor for state in optimizer.state.values() for tensor in state.values()]
+        for tensor in [*model.parameters(), *model.buffers(), *kept]:
             digest.update(tensor.detach().numpy().tobytes())
         digest.update(repr(scheduler.state_dict()).encode())
         args.out.write_text(digest.hexdigest())
