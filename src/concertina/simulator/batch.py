@@ -5,6 +5,7 @@ Ctrl-C is the parent's to handle: children never see it, and end by themselves w
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -94,14 +95,34 @@ def _start(index: int, task: Task, running: dict[Connection, tuple[int, SpawnPro
     context = multiprocessing.get_context("spawn")
     resource_tracker.ensure_running()  # it would let Ctrl-C through again, were it started further below
     ours, theirs = context.Pipe(duplex=False)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with _interrupts_later():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the child inherits that
+        try:
+            process = context.Process(target=_work, args=(theirs, task), daemon=True)
+            process.start()
+            running[ours] = index, process
+        finally:
+            theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Ctrl-C counts at the end: a child that is told only half of its task would complain.
+
+    The mask of this thread is not enough, since a thread of some library may take the signal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
     try:
-        process = context.Process(target=_work, args=(theirs, task), daemon=True)
-        process.start()
-        running[ours] = index, process
+        yield
     finally:
-        theirs.close()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt
 
 
 def _finish(ready: Connection, running: dict[Connection, tuple[int, SpawnProcess]]) -> tuple[int, Result]:
