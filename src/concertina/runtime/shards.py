@@ -160,6 +160,9 @@ class ShardFeed:
     def close(self) -> None:
         self._reader.hold({}, ready=0)
 
+    def get_ready(self, epoch: int, order: Sequence[int]) -> None:
+        """Nothing can be made ahead: who reads which piece is agreed on from round to round."""
+
     def shut_down(self) -> None:
         self._reader.close()
 
