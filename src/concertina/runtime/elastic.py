@@ -175,7 +175,8 @@ class Elastic:
             self._packed = {}
             return  # nobody could go on from them
         feeds = self.feeds()
-        self._looks_again = self._late_draws or self.step < LOOK_FIRST or self.step % LOOK_EVERY == 0
+        changing = self._membership.wanted is not None  # others may go on from what is final
+        self._looks_again = self._late_draws or changing or self.step < LOOK_FIRST or self.step % LOOK_EVERY == 0
         final = not self._looks_again
         for v in self._engine.order:
             packed = self._engine.pack_context(v, feeds)
