@@ -1,0 +1,203 @@
+"""What the store holds about the live cluster: plain data. Times are seconds since 1970, by the wall clock.
+
+A *slot* is named `NODE/INDEX`. A slot belongs to a job from the moment it is granted (`JobState.slots`) until neither
+the controller grants it nor the keeper sees a process on it (`JobSeen.slots`); only then may another job have it.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from concertina.core.job import JobPhase, Reserved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """What a user asked for. Never changes."""
+
+    id: str
+    name: str
+    user: str
+    script: str  # absolute path, on the machines that run it
+    args: tuple[str, ...] = ()
+    cwd: str = ""
+    virtual: int = 1
+    min_workers: int = 1
+    max_workers: int = 0  # 0: as many as there are virtual workers
+    steps: int = 0  # 0: as many as the script makes
+    deadline_s: float | None = None
+    soft: bool = False
+    scaling: str = "consistent"
+    level: str = "D1"
+    submitted_s: float = 0.0
+    idempotency: str = ""  # the key that a client may repeat its submission with
+
+    @property
+    def most(self) -> int:
+        return min(self.max_workers or self.virtual, self.virtual)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One line of a job's story."""
+
+    at_s: float
+    workers: int  # after it
+    reason: str
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """What the controller has decided about a job."""
+
+    id: str
+    phase: JobPhase = JobPhase.SUBMITTED
+    reason: str = ""  # of the last decision, one sentence
+    slots: tuple[str, ...] = ()  # granted
+    order: int = 0  # grows with every change of `slots` or `phase`: the keeper acts on the newest
+    attempt: int = 0  # keepers started so far
+    profiling: bool = False  # on its slots it only measures how fast it is; admission comes after
+    pinned: int = 0  # workers that the user insists on; 0: as the policy likes
+    curve: str = ""  # key of its curve; empty: not known yet
+    work: float | None = None  # steps in all
+    done: float = 0.0  # steps made, as last settled
+    promised_s: float | None = None
+    earliest_s: float | None = None  # of a refused job: what could have been promised
+    admitted_s: float | None = None
+    first_start_s: float | None = None
+    ended_s: float | None = None
+    waiting_since_s: float | None = None
+    service_s: float = 0.0  # slot-seconds received
+    executed_s: float = 0.0  # seconds with any slot
+    settled_s: float = 0.0  # until when the two are counted
+    level: int = 0
+    stamp: float = 0.0
+    reserved: Reserved = ()  # all three: what the policy noted, for its next round
+    failures: int = 0  # keepers that ended without being asked to
+    exit: int | None = None
+    error: str = ""
+    history: tuple[Change, ...] = ()  # the newest hundred
+
+
+class Activity(StrEnum):
+    """What a keeper is doing."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    CHANGING = "changing"  # towards the slots it was granted
+    SUSPENDING = "suspending"  # writing a checkpoint, to end
+    SUSPENDED = "suspended"  # ended, state kept
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+ENDED = frozenset({Activity.SUSPENDED, Activity.FINISHED, Activity.FAILED, Activity.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSeen:
+    """What a job's keeper sees."""
+
+    id: str
+    attempt: int
+    order: int = 0  # the newest that has been carried out
+    activity: Activity = Activity.STARTING
+    slots: tuple[str, ...] = ()  # with a process on them
+    workers: int = 0  # that train together now
+    generation: int = 0
+    step: int = 0
+    epoch: int = 0
+    epochs: int = 0  # planned by the script; 0: not known
+    total_steps: int = 0  # that the script will make, as far as it can be told; 0: not known
+    checkpoint_step: int = 0  # of the newest whole checkpoint
+    values: dict[str, float] = field(default_factory=dict)  # what the script logged last
+    speeds: dict[int, float] = field(default_factory=dict)  # steps/s by number of workers, as measured
+    pids: dict[str, int] = field(default_factory=dict)  # slot -> process
+    exit: int | None = None
+    error: str = ""
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeper:
+    """Who keeps a job, while it does."""
+
+    job: str
+    attempt: int
+    pid: int
+    host: str
+    started_s: float
+
+
+class NodePhase(StrEnum):
+    UP = "up"
+    DRAINED = "drained"  # on request: its jobs move away, nothing new comes
+    LOST = "lost"  # not seen any more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """A machine, or a part of one."""
+
+    id: str
+    device_type: str
+    slots: int
+    phase: NodePhase = NodePhase.UP
+    address: str = ""  # others reach it at; empty: it is this machine
+    reason: str = ""
+    lent: tuple[int, ...] = ()  # indices of slots that are reclaimed for somebody else
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """How fast a kind of job is."""
+
+    key: str
+    speeds: dict[int, float]  # steps/s by number of workers, measured
+    source: str = ""  # "measured before it started", "measured while it ran", "given"
+    total_steps: int = 0  # that the script makes by itself; 0: not known
+
+
+class Op(StrEnum):
+    CANCEL = "cancel"  # job
+    RESIZE = "resize"  # job, number (0: as the policy likes again)
+    DRAIN = "drain"  # node
+    UNDRAIN = "undrain"
+    RECLAIM = "reclaim"  # number of slots wanted back, on top of those already lent
+    RETURN = "return"  # number of slots given again; 0: all
+    DOWN = "down"  # suspend everything
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Something that a user wants done."""
+
+    id: str
+    op: Op
+    user: str
+    target: str = ""  # a job or a node
+    number: int = 0
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What came of an ask."""
+
+    id: str
+    accepted: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterState:
+    """What holds for the whole cluster."""
+
+    policy: str
+    backend: str
+    controller: str = ""  # who is in office
+    going_down: bool = False
+    rounds: int = 0
+    round_ms: float = 0.0  # of the last one
+    at_s: float = 0.0
