@@ -26,7 +26,7 @@ def load(kind: type[T], raw: bytes) -> T:
 
 
 def build(kind: type[T], plain: Any) -> T:
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
     return kind(**{name: _value(hints[name], value) for name, value in plain.items() if name in hints})
 
 
