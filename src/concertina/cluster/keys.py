@@ -11,6 +11,7 @@
 | `answers/ID` | the controller, with a lease: what came of it |
 | `curves/KEY` | the controller: how fast a kind of job is |
 | `users/NAME` | the interface: a user's token (hashed) and limits |
+| `submissions/HASH` | the interface, once: which job an idempotency key stands for |
 | `cluster` | the controller: policy, slots lent back |
 """
 
@@ -23,6 +24,7 @@ ASKS = "asks/"
 ANSWERS = "answers/"
 CURVES = "curves/"
 USERS = "users/"
+SUBMISSIONS = "submissions/"
 CLUSTER = "cluster"
 CONTROLLER = "controller"  # the name of the office that controllers stand for
 

@@ -12,7 +12,17 @@ from typing import Any
 
 from concertina.cluster import keys
 from concertina.cluster.codec import load
-from concertina.cluster.records import ClusterState, Curve, JobRequest, JobSeen, JobState, Keeper, NodeState, Reply
+from concertina.cluster.records import (
+    ClusterState,
+    Curve,
+    JobRequest,
+    JobSeen,
+    JobState,
+    Keeper,
+    NodeState,
+    Reply,
+    User,
+)
 from concertina.core.errors import HistoryGone, StoreError
 from concertina.store.protocol import Change, Store
 
@@ -27,6 +37,7 @@ KINDS: dict[str, type[Any]] = {
     keys.NODES: NodeState,
     keys.CURVES: Curve,
     keys.ANSWERS: Reply,
+    keys.USERS: User,
 }
 
 
@@ -105,6 +116,10 @@ class Mirror:
 
     def reply(self, ask_id: str) -> Reply | None:
         return self._tables[keys.ANSWERS].get(ask_id)
+
+    def users(self) -> list[User]:
+        with self._changed:
+            return sorted(self._tables[keys.USERS].values(), key=lambda user: user.name)
 
     @property
     def cluster(self) -> ClusterState | None:

@@ -201,3 +201,15 @@ class ClusterState:
     rounds: int = 0
     round_ms: float = 0.0  # of the last one
     at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """Somebody with a token, and what they may have at once."""
+
+    name: str
+    token: str  # its SHA-256 in hex; the token itself is shown once and kept nowhere
+    admin: bool = False  # sees and touches the jobs of all
+    max_jobs: int = 0  # that have not ended; 0: no limit, as below
+    max_slots: int = 0  # that all of these could have together
+    max_gpu_hours: float = 0.0  # slot-hours received by all jobs ever
