@@ -13,6 +13,7 @@ from typing import Any
 from concertina.cluster import keys
 from concertina.cluster.codec import load
 from concertina.cluster.records import (
+    Ask,
     ClusterState,
     Curve,
     JobRequest,
@@ -36,6 +37,7 @@ KINDS: dict[str, type[Any]] = {
     keys.KEEPERS: Keeper,
     keys.NODES: NodeState,
     keys.CURVES: Curve,
+    keys.ASKS: Ask,
     keys.ANSWERS: Reply,
     keys.USERS: User,
 }
@@ -110,6 +112,15 @@ class Mirror:
     def nodes(self) -> list[NodeState]:
         with self._changed:
             return sorted(self._tables[keys.NODES].values(), key=lambda node: node.id)
+
+    def asks(self) -> list[Ask]:
+        """What is still to be done, in order."""
+        with self._changed:
+            return sorted(self._tables[keys.ASKS].values(), key=lambda ask: (ask.at_s, ask.id))
+
+    def curves(self) -> dict[str, Curve]:
+        with self._changed:
+            return dict(self._tables[keys.CURVES])
 
     def curve(self, key: str) -> Curve | None:
         return self._tables[keys.CURVES].get(key)

@@ -2,6 +2,12 @@
 
 A *slot* is named `NODE/INDEX`. A slot belongs to a job from the moment it is granted (`JobState.slots`) until neither
 the controller grants it nor the keeper sees a process on it (`JobSeen.slots`); only then may another job have it.
+The keeper says which order it has read (`JobSeen.heard`): from then on it starts nothing on slots that this order does
+not grant, and `slots` names every slot that has a process. What was granted by orders before counts as used until then.
+
+A keeper goes by phase and slots: an end phase (cancelled, rejected, failed): stop at once; no slots: suspend; else
+train on exactly these slots. A job that is measured before admission is `submitted` with `profiling` and slots.
+A keeper whose attempt is below `JobState.attempt` was given up and ends.
 """
 
 from dataclasses import dataclass, field
@@ -73,7 +79,14 @@ class JobState:
     level: int = 0
     stamp: float = 0.0
     reserved: Reserved = ()  # all three: what the policy noted, for its next round
-    failures: int = 0  # keepers that ended without being asked to
+    releasing: tuple[str, ...] = ()  # taken away; the keeper has not said yet that nothing runs there
+    attempt_s: float = 0.0  # when the last keeper was started
+    speeds: dict[int, float] = field(
+        default_factory=dict
+    )  # of this very job, as the policy is told: steps/s by workers
+    failures: int = 0  # keepers that ended without being asked to, since it last made progress
+    failed_at: float = 0.0  # the step at which that was
+    profiled_s: float | None = None  # when its first speed was measured, while it is being measured
     exit: int | None = None
     error: str = ""
     history: tuple[Change, ...] = ()  # the newest hundred
@@ -102,6 +115,7 @@ class JobSeen:
     id: str
     attempt: int
     order: int = 0  # the newest that has been carried out
+    heard: int = 0  # the newest that has been read
     activity: Activity = Activity.STARTING
     slots: tuple[str, ...] = ()  # with a process on them
     workers: int = 0  # that train together now
@@ -198,8 +212,14 @@ class ClusterState:
     backend: str
     controller: str = ""  # who is in office
     going_down: bool = False
+    down_s: float = 0.0  # when that was asked for: a controller started later takes it back
+    lent: tuple[str, ...] = ()  # slots reclaimed for somebody else, in the order in which they were taken
+    drained: tuple[str, ...] = ()  # nodes that are to be left
+    asks_done: tuple[str, ...] = ()  # the newest: so that none is done twice after a crash
     rounds: int = 0
-    round_ms: float = 0.0  # of the last one
+    round_ms: float = 0.0  # of the last one: deciding
+    write_ms: float = 0.0  # and writing it down
+    error: str = ""  # why the last round could not decide; what was granted stays
     at_s: float = 0.0
 
 
