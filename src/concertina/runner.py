@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from concertina.backends.base import Seat, WorkerBackend
 from concertina.backends.local import LocalBackend
 from concertina.core.batch_scaling import Scaling
 from concertina.core.checkpoints import check_whole, newest_whole
@@ -97,6 +98,7 @@ def check_script(script: Path) -> None:
 
 
 Listener = Callable[[Mapping[str, object]], None]
+Seating = Callable[[int], Seat | None]  # where a new worker goes; None: there is no place for it now
 
 
 class Run:
@@ -106,9 +108,13 @@ class Run:
         self,
         settings: RunSettings,
         listener: Listener = lambda event: None,
-        backend: LocalBackend | None = None,
+        backend: WorkerBackend | None = None,
+        seating: Seating = lambda worker: Seat(),
     ) -> None:
-        """`backend` lets several runs share one nursery; otherwise the run has its own."""
+        """`backend` lets several runs share one nursery; otherwise the run has its own.
+
+        `seating` is asked for each new worker, and again every turn while it has no place for it.
+        """
         self.settings = settings
         self.report = Report(virtual=settings.virtual, scaling=str(settings.scaling))
         self._listener = listener
@@ -120,7 +126,9 @@ class Run:
         self._log_dir = self.run_dir / "logs"
         self._log_dir.mkdir(exist_ok=True)
         self._own_backend = backend is None
-        self._backend = backend or LocalBackend.open(self._log_dir, settings.threads)
+        self._backend: WorkerBackend = backend or LocalBackend.open(self._log_dir, settings.threads)
+        self._seating = seating
+        self._unseated: dict[int, Mapping[str, Any]] = {}  # worker -> what the master said when it wanted it started
         self.on_idle: Callable[[], None] = lambda: None  # called several times a second
         self._samples = SampleBook()
         self._book = GenerationBook(self.report)
@@ -130,6 +138,7 @@ class Run:
         self._over: Mapping[str, Any] | None = None
         self.main_worker = 0  # where virtual worker 0 lives
         self.workers: dict[int, int] = {}  # alive: number -> pid
+        self.seats: dict[int, Seat] = {}  # of workers that were started and are not gone
         at_step = self.report.steps = check_whole(settings.resume).step if settings.resume else 0
         spec = JobSpec(
             virtual=settings.virtual,
@@ -175,6 +184,23 @@ class Run:
         """Asks certain workers to leave; with `replaced`, others come in their place."""
         return self._ask(op="remove", workers=list(workers), replaced=replaced, reason=reason)
 
+    @property
+    def unseated(self) -> tuple[int, ...]:
+        """Workers that the master wants and that have no place yet."""
+        return tuple(self._unseated)
+
+    def refuse(self, workers: Sequence[int]) -> None:
+        """There will be no place for these: for the master they are gone, and it does without or asks again."""
+        for worker in workers:
+            if self._unseated.pop(worker, None) is not None:
+                self.master.say(op="exited", worker=worker, code=-int(signal.SIGKILL))
+
+    def kill(self, workers: Sequence[int]) -> None:
+        """Ends workers without asking; the others go on without them."""
+        self.refuse(workers)
+        if workers:
+            self._backend.signal_workers(signal.SIGKILL, workers)
+
     def answer(self, request: str) -> tuple[bool, str] | None:
         """Whether the request was accepted, and the reason; None while there is no answer."""
         return self._answers.get(request)
@@ -207,6 +233,8 @@ class Run:
             self._tell(event)
         for message in self.master.heard():
             self._obey(message)
+        for message in list(self._unseated.values()):
+            self._start_worker(message)
         return self._over is not None
 
     def close_report(self) -> Report:
@@ -224,10 +252,11 @@ class Run:
     def _obey(self, message: Mapping[str, Any]) -> None:
         op = message["op"]
         if op == "start":
-            self._start_worker(message)
+            self._unseated[message["worker"]] = message  # until there is a place, which is mostly at once
         elif op == "kill":
-            self._backend.signal_workers(signal.SIGKILL, message["workers"])
+            self.kill(message["workers"])
         elif op == "stop":
+            self.refuse(self.unseated)
             self._backend.signal_workers(signal.SIGTERM)
             self._kill_at = time.monotonic() + STOP_SECONDS
         elif op == "answer":
@@ -247,6 +276,11 @@ class Run:
     def _start_worker(self, message: Mapping[str, Any]) -> None:
         s = self.settings
         number = message["worker"]
+        seat = self._seating(number)
+        if seat is None:
+            return
+        del self._unseated[number]
+        self.seats[number] = seat
         resume = self._newest_checkpoint() if message["resume"] else None
         env = WorkerEnv(
             virtual=s.virtual,
@@ -273,7 +307,8 @@ class Run:
             largest_batch=s.largest_batch,
         ).to_environ()
         del env["CONCERTINA_EVENTS_FD"]  # the nursery's own pipe
-        self._backend.start_worker(number, s.script.resolve(), s.args, env, self.log_path(number))
+        env |= seat.env
+        self._backend.start_worker(number, s.script.resolve(), s.args, env, self.log_path(number), seat.node)
 
     def _newest_checkpoint(self) -> Path | None:
         """Where to go on from after everything was lost."""
@@ -294,6 +329,7 @@ class Run:
                 self.master.ended(event["code"])
         elif kind == "worker_exited":
             self.workers.pop(event["worker"], None)
+            self.seats.pop(event["worker"], None)
             self.master.say(op="exited", worker=event["worker"], code=event["code"])
         elif kind == "failed":
             self.master.say(op="failed", worker=event["worker"], error=event["error"])
@@ -335,7 +371,7 @@ def parse_changes(text: str) -> tuple[Change, ...]:
     return tuple(changes)
 
 
-def run(settings: RunSettings, listener: Listener = lambda event: None, backend: LocalBackend | None = None) -> Report:
+def run(settings: RunSettings, listener: Listener = lambda event: None, backend: WorkerBackend | None = None) -> Report:
     """Runs a job to its end; raises JobFailed if it does not end well."""
     with Run(settings, listener, backend) as job:
         report = job.to_end()

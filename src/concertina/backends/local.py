@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from concertina.backends.base import HERE
 from concertina.core.errors import JobFailed
 from concertina.core.messages import MASTER, decode
 
@@ -28,8 +29,12 @@ class LocalBackend:
         self._pending = b""
 
     @classmethod
-    def open(cls, log_dir: Path, threads: int) -> "LocalBackend":
-        """Starts the nursery; workers can be asked for at once."""
+    def open(cls, log_dir: Path, threads: int, hold: Sequence[int] = ()) -> "LocalBackend":
+        """Starts the nursery; workers can be asked for at once.
+
+        The descriptors in `hold` stay open in everything that is started: a lock on one of them is held until all of it
+        is gone.
+        """
         log_dir.mkdir(parents=True, exist_ok=True)
         read, write = os.pipe()
         env = {**os.environ, "CONCERTINA_EVENTS_FD": str(write)}
@@ -45,7 +50,7 @@ class LocalBackend:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                pass_fds=(write,),
+                pass_fds=(write, *hold),
                 env=env,
                 start_new_session=True,
             )
@@ -53,7 +58,12 @@ class LocalBackend:
         os.set_blocking(read, False)
         return cls(nursery, read, log_dir)
 
-    def start_worker(self, worker: int, script: Path, args: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    def host_of(self, node: str) -> str:
+        return "127.0.0.1"
+
+    def start_worker(
+        self, worker: int, script: Path, args: Sequence[str], env: Mapping[str, str], log: Path, node: str = HERE
+    ) -> None:
         command = {
             "worker": worker,
             "script": str(script),
