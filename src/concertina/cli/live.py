@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from concertina.cli import jobs, nodes, submit, up
+from concertina.cli import jobs, nodes, submit, up, users
 from concertina.cli.shared import PANEL
 
 
@@ -27,3 +27,4 @@ def register(app: typer.Typer, for_the_script: dict[str, Any]) -> None:
     add(nodes.drain, nodes.DRAIN_HELP)
     add(nodes.reclaim, nodes.RECLAIM_HELP)
     add(up.down, up.DOWN_HELP)
+    users.register(app)
