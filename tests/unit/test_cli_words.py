@@ -147,5 +147,5 @@ def test_a_job_may_be_named_by_any_beginning_that_fits_one() -> None:
 
 
 def test_events_are_taken_whole_from_a_stream() -> None:
-    lines = [": hello", "", "id: 4", 'data: {"a":', "data: 1}", "", "event: x", 'data: {"b": 2}', "", "data: {"]
+    lines = [": hello", "", 'data: {"a":', "data: 1}", "id: 4", "", "event: x", 'data: {"b": 2}', "", "data: {"]
     assert list(parse_events(iter(lines))) == [{"a": 1}, {"b": 2}]
