@@ -1,0 +1,127 @@
+// Pictures, drawn by plotly.js out of the installed package. Loaded when the first picture comes into view.
+
+import { calmly, el } from "./dom.js";
+import { colourOf } from "./colours.js";
+
+let loading = null;
+function plotly() {
+  loading ||= new Promise((resolve, reject) => {
+    const script = el("script", { src: "static/plotly.min.js" });
+    script.addEventListener("load", () => (window.Plotly ? resolve(window.Plotly) : reject(new Error("plotly is not in it"))));
+    script.addEventListener("error", () => { script.remove(); loading = null; reject(new Error("plotly is not there")); });
+    document.head.append(script);
+  });
+  return loading;
+}
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const CONFIG = { displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: false, showTips: false };
+
+function layout(more) {
+  const ink = css("--faint"), line = css("--line");
+  const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, tickcolor: line, fixedrange: true, automargin: true };
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: ink, size: 12, family: getComputedStyle(document.body).fontFamily },
+    margin: { l: 36, r: 10, t: 8, b: 30 }, showlegend: false, dragmode: false, hovermode: "x unified",
+    hoverlabel: { bgcolor: css("--raised"), bordercolor: line, font: { color: css("--ink") } },
+    ...more, xaxis: { ...axis, ...more.xaxis }, yaxis: { ...axis, ...more.yaxis },
+  };
+}
+
+/**
+ * A figure with a caption. `draw(data)` gives {traces, layout}, or a sentence when there is nothing to draw yet.
+ * `update(data)` redraws it, calmly; `end()` lets it go.
+ */
+export function chart({ caption, draw, tall = false }) {
+  const plot = el(tall ? ".plot.tall" : ".plot", { "aria-hidden": "true" });
+  const note = el("p.note", {}, "Drawing …");
+  const figure = el("figure", {}, caption ? el("figcaption", {}, caption) : null, note, plot);
+  let data = null, seen = false, ended = false, library = null;
+
+  const paint = calmly(() => {
+    if (!seen || ended || data === null || !library) return;
+    const drawing = draw(data);
+    const empty = typeof drawing === "string";
+    note.hidden = !empty;
+    plot.hidden = empty;
+    if (empty) note.textContent = drawing;
+    else library.react(plot, drawing.traces, layout(drawing.layout || {}), CONFIG);
+  }, 700);
+
+  const watcher = new IntersectionObserver(async ([entry]) => {
+    if (!entry.isIntersecting) return;
+    seen = true;
+    watcher.disconnect();
+    try { library = await plotly(); } catch {
+      note.textContent = "No picture: plotly is missing where the server runs. Try there: pip install 'concertina[cluster]'";
+      plot.hidden = true;
+    }
+    paint();
+  }, { rootMargin: "200px" });
+  watcher.observe(figure);
+  addEventListener("themechange", paint);
+
+  figure.update = (value) => { data = value; paint(); };
+  figure.end = () => {
+    ended = true;
+    watcher.disconnect();
+    removeEventListener("themechange", paint);
+    if (library) library.purge(plot);
+  };
+  return figure;
+}
+
+const time = (at) => new Date(at * 1000);
+
+/** What GET /cluster/history answers, up to `until_s` -> stacked steps, one colour per job. */
+export function slotsOverTime({ history, until_s }) {
+  const { series, slots, from_s } = history;
+  if (!series.some((one) => one.points.length)) return "Nothing has run yet; the first job will begin the picture.";
+  const end = Math.max(until_s, history.to_s);
+  const times = [...new Set([from_s, end, ...series.flatMap((one) => one.points.map(([at]) => at))])].filter((at) => at >= from_s).sort((a, b) => a - b);
+  const x = times.map(time);
+  const traces = series.map((one) => ({
+    x, y: stepsAt(one.points, times), name: one.name, stackgroup: "slots", mode: "lines", hovertemplate: "%{y}",
+    line: { shape: "hv", width: 1, color: colourOf(one.job || one.name) }, fillcolor: `${colourOf(one.job || one.name)}d0`,
+  }));
+  traces.push({
+    x, y: times.map(() => slots), name: "slots in all", mode: "lines", hoverinfo: "skip",
+    line: { width: 1.5, dash: "dot", color: css("--faint") },
+  });
+  return {
+    traces,
+    layout: { xaxis: { type: "date" }, yaxis: { range: [0, slots * 1.06], dtick: Math.max(1, Math.ceil(slots / 6)), title: { text: "slots" } } },
+  };
+}
+
+/** [(when, workers from then on)] read at each of `times`, both in order. */
+function stepsAt(points, times) {
+  let next = 0, value = 0;
+  return times.map((at) => {
+    while (next < points.length && points[next][0] <= at) value = points[next++][1];
+    return value;
+  });
+}
+
+/** One value over the steps; `marks` are steps at which the number of workers changed. */
+export function overSteps({ points, valueOf, unit, colour, marks = [] }) {
+  const there = points.filter((point) => Number.isFinite(valueOf(point)));
+  if (there.length < 2) return "Nothing to draw yet; the first points come after a few steps.";
+  const line = css("--edge");
+  return {
+    traces: [{
+      x: there.map((point) => point.step), y: there.map(valueOf), mode: "lines",
+      line: { width: 2, color: colour, shape: unit === "steps/s" ? "hv" : "linear" }, hovertemplate: `%{y:.4~g} ${unit || ""}<extra></extra>`,
+    }],
+    layout: {
+      hovermode: "x", xaxis: { title: { text: "step" }, rangemode: "tozero" },
+      yaxis: { rangemode: unit === "steps/s" ? "tozero" : "normal", title: unit ? { text: unit } : undefined },
+      shapes: marks.map((mark) => ({ type: "line", x0: mark.step, x1: mark.step, yref: "paper", y0: 0, y1: 1, line: { color: line, width: 1, dash: "dot" } })),
+      annotations: marks.length > 12 ? [] : marks.map((mark) => ({
+        x: mark.step, yref: "paper", y: 1, yanchor: "bottom", text: `${mark.workers}`, showarrow: false, font: { size: 10, color: css("--faint") },
+      })),
+      margin: { l: 44, r: 10, t: 16, b: 36 },
+    },
+  };
+}
