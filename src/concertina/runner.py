@@ -49,6 +49,7 @@ class RunSettings:
     changes: tuple[Change, ...] = ()
     checkpoint_dir: Path | None = None
     checkpoint_every: int = 0
+    checkpoint_seconds: int = 0
     resume: Path | None = None  # a whole checkpoint
     threads: int = 1
     level: str = "D1"
@@ -84,7 +85,7 @@ class RunSettings:
                 )
         if self.steps < 0 or self.threads < 0 or self.checkpoint_every < 0:
             raise UsageError("--steps, --threads and --checkpoint-every take numbers from 0 up")
-        if self.checkpoint_every and self.checkpoint_dir is None:
+        if (self.checkpoint_every or self.checkpoint_seconds) and self.checkpoint_dir is None:
             raise UsageError("--checkpoint-every needs --checkpoint DIR")
 
 
@@ -297,6 +298,7 @@ class Run:
             steps=s.steps,
             checkpoint_dir=str(s.checkpoint_dir.resolve()) if s.checkpoint_dir else "",
             checkpoint_every=s.checkpoint_every,
+            checkpoint_seconds=s.checkpoint_seconds,
             threads=s.threads,
             level=s.level,
             reduction=s.reduction,

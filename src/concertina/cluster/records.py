@@ -61,6 +61,9 @@ class JobState:
     reason: str = ""  # of the last decision, one sentence
     slots: tuple[str, ...] = ()  # granted
     order: int = 0  # grows with every change of `slots` or `phase`: the keeper acts on the newest
+    vacate_s: float = (
+        2.0  # a slot that was taken away is free after so long, by force if need be; more where nobody waits
+    )
     attempt: int = 0  # keepers started so far
     profiling: bool = False  # on its slots it only measures how fast it is; admission comes after
     pinned: int = 0  # workers that the user insists on; 0: as the policy likes
@@ -81,9 +84,7 @@ class JobState:
     reserved: Reserved = ()  # all three: what the policy noted, for its next round
     releasing: tuple[str, ...] = ()  # taken away; the keeper has not said yet that nothing runs there
     attempt_s: float = 0.0  # when the last keeper was started
-    speeds: dict[int, float] = field(
-        default_factory=dict
-    )  # of this very job, as the policy is told: steps/s by workers
+    speeds: dict[int, float] = field(default_factory=dict)  # of this very job, as the policy is told (steps/s)
     failures: int = 0  # keepers that ended without being asked to, since it last made progress
     failed_at: float = 0.0  # the step at which that was
     profiled_s: float | None = None  # when its first speed was measured, while it is being measured
@@ -142,6 +143,7 @@ class Keeper:
     pid: int
     host: str
     started_s: float
+    started_ticks: int = 0  # when its process began, by the kernel's count: a pid may be used again
 
 
 class NodePhase(StrEnum):
