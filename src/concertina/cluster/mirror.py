@@ -4,9 +4,10 @@ Readers never touch the store: a page, a metric and a list of jobs come from her
 milliseconds after it was written; whoever has written something and must see it waits for its revision.
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +110,25 @@ class Mirror:
             keeper=self._tables[keys.KEEPERS].get(request.id),
         )
 
+    @property
+    def requests(self) -> Mapping[str, JobRequest]:
+        """By job. Only to look names up: it changes under whoever walks over it. So the next three."""
+        return self._tables[keys.REQUESTS]
+
+    @property
+    def all_seen(self) -> Mapping[str, JobSeen]:
+        return self._tables[keys.SEEN]
+
+    @property
+    def users_by_name(self) -> Mapping[str, User]:
+        return self._tables[keys.USERS]
+
+    def seen(self, job_id: str) -> JobSeen | None:
+        return self._tables[keys.SEEN].get(job_id)
+
+    def keeper(self, job_id: str) -> Keeper | None:
+        return self._tables[keys.KEEPERS].get(job_id)
+
     def nodes(self) -> list[NodeState]:
         with self._changed:
             return sorted(self._tables[keys.NODES].values(), key=lambda node: node.id)
@@ -187,6 +207,11 @@ class Mirror:
                 listener(change)
 
     def _keep(self, change: Change) -> None:
+        """A record that can not be read is passed over: one bad value must not blind everybody."""
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            self._keep_well(change)
+
+    def _keep_well(self, change: Change) -> None:
         if change.value is None:
             self._revisions.pop(change.key, None)
         else:
