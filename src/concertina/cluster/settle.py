@@ -9,7 +9,7 @@ from concertina.cluster.slots import in_order, keeper_is_over, occupied
 from concertina.cluster.views import Live
 from concertina.core.job import JobPhase
 
-PATIENT_SECONDS = 10.0  # for a keeper to leave a slot that somebody of this cluster waits for
+PATIENT_SECONDS = 5.0  # for a keeper to leave a slot that somebody of this cluster waits for
 HURRIED_SECONDS = 2.0  # and one that was reclaimed: by force if need be
 HISTORY = 100  # lines kept of a job's story
 MOST_FAILURES = 3  # keepers that may vanish in a row without any progress between them
