@@ -7,7 +7,16 @@ import pytest
 from rich.console import Console
 
 from concertina.cli.client import choose, parse_events
-from concertina.cli.job_words import deadline_words, facts, jobs_table, state_words, summary, verdict, why_lines
+from concertina.cli.job_words import (
+    deadline_words,
+    facts,
+    jobs_table,
+    reasons,
+    state_words,
+    summary,
+    verdict,
+    why_lines,
+)
 from concertina.cli.submit import exit_code, quote_lines
 from concertina.core.errors import UsageError
 
@@ -95,6 +104,18 @@ def test_the_table_shows_every_job_and_takes_no_markup_from_them() -> None:
     assert "2 of 4" in text
 
 
+def test_a_narrow_table_has_its_reasons_below() -> None:
+    screen = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    late = job(deadline_s=T + 600, slack_s=575.0, id="a-rather-long-name-1a2b3c")
+    screen.print(jobs_table([late], NOW, 80))
+    text = screen.export_text()
+    screen.file.close()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "10 min to spare" in text
+    assert [str(line) for line in reasons([late], 80)] == [f"{late['id']}: {late['reason']}"]
+    assert reasons([late], 200) == []
+
+
 def test_the_summary_counts_slots_and_phases() -> None:
     found = [job(), job(phase="waiting", slots=[]), job(phase="rejected", slots=[])]
     assert summary(found, 4, 1) == "1 running on 2 of 4 slots, 1 slot reclaimed, 1 waiting, 1 refused"
@@ -104,7 +125,7 @@ def test_a_refusal_says_what_could_be_promised() -> None:
     refused = job(phase="rejected", reason="needs 5 slots until then, 2 are free", earliest_s=T + 300, ended_s=T)
     assert verdict(refused, NOW) == (
         "refused: needs 5 slots until then, 2 are free\n"
-        "earliest deadline that could be promised: 12:05:00 (in 5 min)"
+        "what could be promised now: --deadline 320s"
     )  # fmt: skip
     taken = job(promised_s=T + 600, deadline_s=T + 600)
     assert verdict(taken, NOW).startswith("taken as digits-1a2b: will be done by 12:10:00 (in 10 min)")

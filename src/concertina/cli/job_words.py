@@ -1,5 +1,6 @@
 """A job as a person reads it: state, deadline and story in words. Pure: JSON and the present in, text out."""
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -24,6 +25,8 @@ COLOURS = {
 }
 WORDS = {"rejected": "refused"}  # what people call it
 TIGHT_SECONDS = 30.0
+TYPING_SECONDS = 5
+WIDE = 130  # columns from which on a reason fits beside its job
 
 
 def is_over(job: Plain) -> bool:
@@ -47,21 +50,23 @@ def state_text(job: Plain) -> Text:
     return Text(state_words(job), style=COLOURS.get(str(job["phase"]), ""))
 
 
-def deadline_words(job: Plain, now: datetime) -> str:
-    """`18:00:00, 12 min to spare`; for a job that has ended, whether it was kept."""
+def deadline_words(job: Plain, now: datetime, brief: bool = False) -> str:
+    """`18:00:00, 12 min to spare`; for a job that has ended, whether it was kept. Brief: without the time of day."""
     deadline = job["deadline_s"]
     if deadline is None:
         return ""
-    words = ("wanted " if job["soft"] else "") + at_clock(deadline, now)
+    clock = ("wanted " if job["soft"] else "") + at_clock(deadline, now)
+    slack = job["slack_s"]
     if job["phase"] == "finished" and job["ended_s"] is not None:
         early = deadline - job["ended_s"]
-        return f"{words}, {'kept' if early >= 0 else 'missed'} by {lasting(abs(early))}"
-    if is_over(job):
-        return words
-    slack = job["slack_s"]
-    if slack is None:
-        return f"{words}, {ago_or_ahead(deadline, now.timestamp())}"
-    return f"{words}, {lasting(slack)} to spare" if slack >= 0 else f"{words}, {lasting(-slack)} too late"
+        more = f"{'kept' if early >= 0 else 'missed'} by {lasting(abs(early))}"
+    elif is_over(job):
+        return clock
+    elif slack is None:
+        more = ago_or_ahead(deadline, now.timestamp())
+    else:
+        more = f"{lasting(slack)} to spare" if slack >= 0 else f"{lasting(-slack)} too late"
+    return more if brief else f"{clock}, {more}"
 
 
 def deadline_style(job: Plain) -> str:
@@ -86,31 +91,40 @@ def end_words(job: Plain, now: datetime) -> str:
 
 
 def jobs_table(jobs: Sequence[Plain], now: datetime, width: int) -> Table:
-    """One line for each job; the reason takes what is left of the width."""
-    table = Table(box=None, padding=(0, 1), expand=False, header_style="dim")
+    """One line for each job with its reason at the end, or two where the screen is narrow."""
+    wide = width >= WIDE
+    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     for heading in ("JOB", "STATE", "WORKERS", "PROGRESS", "END", "DEADLINE"):
         table.add_column(heading, no_wrap=True)
-    table.add_column("REASON", overflow="ellipsis", no_wrap=width >= 100, ratio=1)
+    if wide:
+        table.add_column("REASON", overflow="fold", ratio=1)
     for job in jobs:
-        table.add_row(
+        cells = [
             escape(str(job["id"])),
             state_text(job),
             workers_words(job),
-            progress_cell(job),
+            progress_cell(job, 10 if wide else 6),
             end_words(job, now),
-            Text(deadline_words(job, now), style=deadline_style(job)),
-            escape(str(job["reason"])),
-        )
+            Text(deadline_words(job, now, brief=not wide), style=deadline_style(job)),
+        ]
+        table.add_row(*cells, *([Text(str(job["reason"]), style="dim")] if wide else []))
     return table
 
 
-def progress_cell(job: Plain) -> Table | Text:
+def reasons(jobs: Sequence[Plain], width: int) -> list[Text]:
+    """What a narrow table has no room for: the reasons of those that have not ended."""
+    if width >= WIDE:
+        return []
+    return [Text(f"{job['id']}: {job['reason']}", style="dim") for job in jobs if not is_over(job) and job["reason"]]
+
+
+def progress_cell(job: Plain, width: int) -> Table | Text:
     """A bar and a share where the end is known, the step where it is not."""
     if job["progress"] is None:
         return Text(f"step {job['step']}" if job["step"] else "")
     cell = Table.grid(padding=(0, 1))
     cell.add_row(
-        ProgressBar(total=1.0, completed=job["progress"], width=12, style="dim"), Text(f"{job['progress']:4.0%}")
+        ProgressBar(total=1.0, completed=job["progress"], width=width, style="dim"), Text(f"{job['progress']:4.0%}")
     )
     return cell
 
@@ -130,8 +144,8 @@ def verdict(job: Plain, now: datetime) -> str:
     """What became of a submission, in one or two sentences."""
     name, reason = job["id"], job["reason"]
     if job["phase"] == "rejected":
-        earliest = job.get("earliest_s")
-        offer = "" if earliest is None else f"\nearliest deadline that could be promised: {when(earliest, now)}"
+        earliest = job["earliest_s"]
+        offer = "" if earliest is None else f"\nwhat could be promised now: --deadline {ahead_words(earliest, now)}"
         return f"refused: {reason}{offer}"
     if job["phase"] == "failed":
         return f"{name} failed: {job['error'] or reason}"
@@ -140,6 +154,15 @@ def verdict(job: Plain, now: datetime) -> str:
     if job["promised_s"] is not None:
         return f"taken as {name}: will be done by {when(job['promised_s'], now)}\n{reason}"
     return f"taken as {name}: {reason}"
+
+
+def ahead_words(at: float, now: datetime) -> str:
+    """How long from now, as it can be typed, with some seconds for the typing."""
+    seconds = max(0, math.ceil((at - now.timestamp()) * 1.05 + TYPING_SECONDS))
+    if seconds < 600:
+        return f"{seconds}s"
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes}m" if minutes < 600 else f"{math.ceil(minutes / 60)}h"
 
 
 def when(at: float, now: datetime) -> str:

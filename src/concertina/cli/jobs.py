@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from concertina.cli.client import Client
-from concertina.cli.job_words import facts, is_over, jobs_table, story, summary, why_lines
+from concertina.cli.job_words import facts, is_over, jobs_table, reasons, story, summary, why_lines
 from concertina.cli.places import local_now
 from concertina.cli.shared import AsJson, JobName, Url, console, finish, say_json, teach
 from concertina.core.errors import ClusterUnreachable
@@ -80,6 +80,7 @@ def jobs(
 
 def _some(found: list[dict[str, Any]], everything: bool) -> list[dict[str, Any]]:
     """Live ones, and the last few that ended, in order of submission."""
+    found = sorted(found, key=lambda job: (job["submitted_s"], job["id"]))
     if everything:
         return found
     ended = sorted((job for job in found if is_over(job)), key=lambda job: job["ended_s"] or job["submitted_s"])
@@ -95,7 +96,7 @@ def _picture(client: Client, phase: str | None, user: str | None, everything: bo
         return Group(head, Text("no jobs yet: `concertina submit SCRIPT`, or `concertina quote SCRIPT` to ask first"))
     hidden = len(found) - len(shown)
     tail = [Text(f"and {hidden} that ended earlier: --all", style="dim")] if hidden else []
-    return Group(head, jobs_table(shown, local_now(), screen.width), *tail)
+    return Group(head, jobs_table(shown, local_now(), screen.width), *tail, *reasons(shown, screen.width))
 
 
 def _watch(client: Client, phase: str | None, user: str | None, everything: bool) -> None:

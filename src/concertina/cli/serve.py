@@ -14,15 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from concertina.cli.client import Client
 from concertina.cli.places import ServerRecord, read_server, remove_server, write_server
 from concertina.core.errors import ClusterUnreachable, UsageError
 
 if TYPE_CHECKING:
+    from concertina.cluster.backend import ClusterBackend
+    from concertina.cluster.controller import Controller
     from concertina.cluster.mirror import Mirror
     from concertina.store.protocol import Store
 
 READY_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
+OFFICE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +105,14 @@ def url_of(host: str, port: int) -> str:
     return f"http://{shown}:{port}"
 
 
+def open_backend(settings: UpSettings) -> "ClusterBackend":
+    from concertina.cluster.backend import LocalCluster
+
+    if settings.backend != "local":
+        raise UsageError(f"--backend {settings.backend} is not here yet: needed local")
+    return LocalCluster.open(settings.store, settings.state, settings.slots)
+
+
 class Serving:
     """A cluster that is up."""
 
@@ -109,8 +121,8 @@ class Serving:
         self.url = ""
         self.store: Store
         self.mirror: Mirror
+        self.controller: Controller
         self._stack = ExitStack()
-        self._failed: list[BaseException] = []
 
     def start(self) -> None:
         try:
@@ -140,42 +152,55 @@ class Serving:
         stack.callback(remove_server, settings.state)
 
     def _start_controller(self) -> None:
-        from concertina.cluster.controller import start_controller
+        from concertina.cluster.controller import STORE_SECONDS, Controller
+        from concertina.store.address import open_store
 
         settings = self.settings
-        controller = start_controller(
-            settings.store, settings.state, slots=settings.slots, policy=settings.policy, backend=settings.backend
+        self.controller = Controller(
+            lambda: open_store(settings.store, timeout_s=STORE_SECONDS),
+            self.mirror,
+            open_backend(settings),
+            policy=settings.policy,
+            log=settings.state / "controller.log",
         )
-        self._stack.callback(controller.close)
+        self._stack.callback(self.controller.close)
+        self.controller.start()
+        # With a store for several machines another may be in office, and we wait: that is no reason not to be up.
+        self.controller.in_office.wait(OFFICE_SECONDS)
 
     def _start_interface(self, sock: socket.socket) -> None:
-        import uvicorn
-
+        from concertina.cli.look_ahead import LookAhead
         from concertina.server.app import create_app
+        from concertina.server.parts import Parts
+        from concertina.server.serve import Server
 
-        app = create_app(self.store, self.mirror, self.settings.state, token_needed=self.settings.token_needed)
-        config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=3, ws="none")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=self._serve, args=(server, sock), name="concertina-interface", daemon=True)
+        settings = self.settings
+        parts = Parts(
+            store=self.store,
+            mirror=self.mirror,
+            state=settings.state,
+            host=settings.host,
+            token_needed=settings.token_needed,
+            oracle=LookAhead(self.mirror),
+        )
+        server = Server(create_app(parts), sock)
+        thread = threading.Thread(target=server.run, name="concertina-interface", daemon=True)
         thread.start()
 
         def stop() -> None:
-            server.should_exit = True
+            server.stop()
             thread.join(timeout=CLOSE_SECONDS)
 
         self._stack.callback(stop)
-        ends = time.monotonic() + READY_SECONDS
-        while not server.started:
-            if not thread.is_alive() or time.monotonic() > ends:
-                why = f": {self._failed[0]}" if self._failed else ""
-                raise ClusterUnreachable(f"the interface did not start within {READY_SECONDS:.0f} s{why}")
-            time.sleep(0.02)
+        self._wait_until_it_answers(thread)
 
-    def _serve(self, server: "uvicorn.Server", sock: socket.socket) -> None:  # type: ignore[name-defined]  # noqa: F821
-        try:
-            server.run(sockets=[sock])
-        except BaseException as error:
-            self._failed.append(error)
+    def _wait_until_it_answers(self, thread: threading.Thread) -> None:
+        ends = time.monotonic() + READY_SECONDS
+        with Client(self.url) as client:
+            while not client.is_healthy():
+                if not thread.is_alive() or time.monotonic() > ends:
+                    raise ClusterUnreachable(f"the interface did not answer within {READY_SECONDS:.0f} s of its start")
+                time.sleep(0.05)
 
     def close(self) -> None:
         self._stack.close()
