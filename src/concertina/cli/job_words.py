@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -93,13 +94,13 @@ def end_words(job: Plain, now: datetime) -> str:
 def jobs_table(jobs: Sequence[Plain], now: datetime, width: int) -> Table:
     """One line for each job with its reason at the end, or two where the screen is narrow."""
     wide = width >= WIDE
-    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
+    table = Table(box=None, padding=(0, 1), collapse_padding=not wide, header_style="dim", pad_edge=False)
     for heading in ("JOB", "STATE", "WORKERS", "PROGRESS", "END", "DEADLINE"):
         table.add_column(heading, no_wrap=True)
     if wide:
         table.add_column("REASON", overflow="fold", ratio=1)
     for job in jobs:
-        cells = [
+        cells: list[RenderableType] = [
             escape(str(job["id"])),
             state_text(job),
             workers_words(job),
