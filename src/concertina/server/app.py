@@ -76,7 +76,7 @@ def _context(parts: Parts) -> Context:
         parts=parts,
         board=board,
         hub=hub,
-        submitter=Submitter(parts, hub),
+        submitter=Submitter(parts, hub, board),
         asker=Asker(parts, hub),
         bench=Bench(parts.clock),
         meters=Meters(parts.mirror, board),

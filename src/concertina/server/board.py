@@ -56,9 +56,9 @@ class Board:
                 self._dirty.add(keys.job_of(change.key))
 
     def card(self, job_id: str) -> Card | None:
+        """As the mirror has it now, also if its thread has not come round to telling of the change."""
         with self._lock:
-            if job_id in self._dirty:
-                self._renew(job_id)
+            self._renew(job_id)
             return self._cards.get(job_id)
 
     def cards(self) -> dict[str, Card]:
@@ -112,6 +112,18 @@ class Board:
                 del self._cards[job_id]
                 self._order.pop(bisect_left(self._order, old.place))
             return
+        if old is not None and _same(old.job, job):
+            return
         self._cards[job_id] = card = Card(job)
         if old is None:
             insort(self._order, card.place)
+
+
+def _same(one: Job, other: Job) -> bool:
+    """Of the same records: the mirror makes new ones when something changes."""
+    return (
+        one.state is other.state
+        and one.seen is other.seen
+        and one.keeper is other.keeper
+        and one.request is other.request
+    )

@@ -14,6 +14,7 @@ from concertina.cluster.mirror import Job, Mirror
 from concertina.cluster.records import JobRequest
 from concertina.core.job import JobPhase
 from concertina.server.auth import Caller
+from concertina.server.board import Board
 from concertina.server.errors import ApiError, not_admin
 from concertina.server.events import Hub
 from concertina.server.limits import check_quota, usage_of
@@ -70,8 +71,8 @@ def decided(job: Job | None) -> bool:
 class Submitter:
     """Lives in the event loop."""
 
-    def __init__(self, parts: Parts, hub: Hub) -> None:
-        self._parts, self._hub = parts, hub
+    def __init__(self, parts: Parts, hub: Hub, board: Board) -> None:
+        self._parts, self._hub, self._board = parts, hub, board
         self._mirror: Mirror = parts.mirror
         self._pending: dict[str, JobRequest] = {}  # written, not in the mirror yet
         self._lock = asyncio.Lock()  # limits are looked at and used up in one go
@@ -135,7 +136,7 @@ class Submitter:
         return request.id
 
     async def _in_mirror(self, job_id: str) -> None:
-        if not await self._hub.until(lambda: self._mirror.job(job_id) is not None, self._parts.answer_s):
+        if not await self._hub.until(lambda: self._board.card(job_id) is not None, self._parts.answer_s):
             raise ApiError(
                 503,
                 "store_slow",
