@@ -326,7 +326,9 @@ class Run:
 
     def _note(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
-        if kind == "master_exited":
+        if kind == "master_started":
+            self.master.came_up()
+        elif kind == "master_exited":
             if self._over is None:
                 self.master.ended(event["code"])
         elif kind == "worker_exited":

@@ -14,8 +14,10 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -25,11 +27,11 @@ from concertina.backends.local import LocalBackend
 from concertina.cluster import keys
 from concertina.cluster.codec import load
 from concertina.cluster.keeper_book import JobBook
-from concertina.cluster.keeper_job import Ending, KeptJob, Outcome
+from concertina.cluster.keeper_job import Ending, KeptJob, Outcome, settings_of
 from concertina.cluster.keeper_link import StoreLink
 from concertina.cluster.keeper_start import LOCK, end_holders, job_folder, me, take_lock
 from concertina.cluster.records import Activity, ClusterState, JobRequest, JobSeen, JobState, NodeState
-from concertina.core.errors import ConcertinaError, StoreError, UsageError
+from concertina.core.errors import StoreError, UsageError
 from concertina.core.messages import EXIT_USAGE
 from concertina.store import Store, open_store
 from concertina.store.address import SqliteAddress, parse_address
@@ -76,6 +78,7 @@ def main(store: str, state_dir: Path, job: str, attempt: int) -> int:
         print(f"{folder / LOCK} is held by another process: giving up", file=sys.stderr, flush=True)
         return EXIT_NOT_IN_OFFICE
     with (folder / "events.jsonl").open("a") as sink:
+        sink.write("\n" if ends_torn(folder / "events.jsonl") else "")
         return Office(store, folder, task, attempt, sink, lock).serve()
 
 
@@ -139,9 +142,9 @@ class Office:
             ending = self._keep()
         except UsageError as error:
             ending = Ending(outcome=Outcome.FAILED, exit=EXIT_USAGE, error=str(error))
-        except ConcertinaError as error:
-            print(f"broken: {error}", file=sys.stderr, flush=True)
-            self._tell({"event": "keeper_broken", "error": str(error)})
+        except Exception as error:
+            traceback.print_exc()
+            self._tell({"event": "keeper_broken", "error": f"{type(error).__name__}: {error}"})
             return self._leave(None)
         return self._leave(ending)
 
@@ -153,6 +156,7 @@ class Office:
         for left_over in self._folder.glob(".job-*"):
             shutil.rmtree(left_over, ignore_errors=True)
         go_to(self._task.request.cwd)
+        settings_of(self._task.request, self._folder, len(self._task.state.slots))  # says what is wrong before it costs
         self._tell({"event": "keeper_started", "attempt": self._attempt, "pid": os.getpid()})
         backend = open_backend(self._task.backend, self._folder / "logs", self._lock)
         try:
@@ -198,8 +202,11 @@ class Office:
         return {"CONCERTINA_SLOT": slot, "CUDA_VISIBLE_DEVICES": index if gpu else ""}
 
     def _tell(self, event: Mapping[str, Any]) -> None:
+        event = {"time": round(time.time(), 3), **event}
+        if event["event"] == "step":  # JSON has no word for what is not a number
+            event["log"] = {name: value if isfinite(value) else None for name, value in event["log"].items()}
         try:
-            self._sink.write(json.dumps({"time": round(time.time(), 3), **event}) + "\n")
+            self._sink.write(json.dumps(event) + "\n")
             self._sink.flush()
         except OSError as error:  # a full disk is no reason to stop training
             print(f"events.jsonl: {error}", file=sys.stderr, flush=True)
@@ -221,6 +228,15 @@ class Office:
         if ending is None:
             return EXIT_BROKEN
         return EXIT_FAILED_JOB if ending.outcome is Outcome.FAILED else 0
+
+
+def ends_torn(path: Path) -> bool:
+    """Whether an earlier keeper was killed in the middle of a line."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def absolute(address: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping
+from math import isfinite
 from statistics import median
 from typing import Any
 
@@ -81,7 +82,7 @@ def _on_step(book: JobBook, event: Mapping[str, Any]) -> None:
     book.trains = True
     book.step, book.epoch = event["step"], event["epoch"]
     if event["log"]:
-        book.values = dict(event["log"])
+        book.values = {name: value for name, value in event["log"].items() if isfinite(value)}
     if not book.changes:
         book.meter.stepped(event["step"], event["at"], len(book.members))
 

@@ -1,5 +1,6 @@
 """One job under its keeper, from start to end: carries out what `keeper_plan` decides on a `runner.Run`."""
 
+import os
 import shutil
 import sys
 import time
@@ -27,6 +28,7 @@ from concertina.cluster.keeper_plan import (
 )
 from concertina.cluster.records import Activity, JobRequest, JobSeen, JobState
 from concertina.core.checkpoints import checkpoints_in, newest_whole
+from concertina.core.env import WorkerEnv
 from concertina.core.errors import CheckpointError
 from concertina.core.job import JobPhase
 from concertina.master.machine import EXIT_INTERRUPTED_BY_USER
@@ -153,7 +155,10 @@ class KeptJob:
         occupied = {seat.slot for seat in self.run.seats.values()}
         slot = next((s for s in self._slots if s not in occupied), None)
         env = self._slot_env(slot) if slot is not None else None
-        return Seat(node=slot.rpartition("/")[0], slot=slot, env=env) if slot is not None and env is not None else None
+        if slot is None or env is None:
+            return None
+        self._say("worker_seated", worker=worker, slot=slot)
+        return Seat(node=slot.rpartition("/")[0], slot=slot, env=env)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -268,7 +273,7 @@ def settings_of(request: JobRequest, folder: Path, workers: int) -> RunSettings:
         workers=max(1, min(workers, request.virtual)),
         steps=request.steps,
         checkpoint_dir=checkpoints,
-        checkpoint_seconds=CHECKPOINT_SECONDS,
+        checkpoint_seconds=WorkerEnv.from_environ(os.environ).checkpoint_seconds or CHECKPOINT_SECONDS,
         resume=_newest(checkpoints),
         level=request.level,
         scaling=request.scaling,

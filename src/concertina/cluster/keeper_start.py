@@ -8,10 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from concertina.cluster.records import Keeper
+from concertina.core.errors import UsageError
 
 LOCK = "keeper.lock"
 OURS = (b"concertina.cluster.keeper", b"concertina.runtime.nursery")  # in the command lines of what may hold a lock
@@ -21,6 +22,8 @@ SECRETS = ("CONCERTINA_TOKEN",)  # of whoever started the cluster: nothing for a
 
 def job_folder(state_dir: Path, job: str) -> Path:
     """Where all files of a job are."""
+    if Path(job).name != job or job in ("", ".", ".."):
+        raise UsageError(f"job {job!r}: needed a name without '/', that a folder can have")
     return state_dir / "jobs" / job
 
 
@@ -28,19 +31,27 @@ def start_keeper(store: str, state_dir: Path, job: str, attempt: int) -> int:
     """Starts a keeper that outlives us; its pid. Whether it came into office is in the store."""
     folder = job_folder(state_dir, job)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "concertina.cluster.keeper", store, str(state_dir), job, str(attempt)]
+    command = [sys.executable, "-P", "-m", "concertina.cluster.keeper", store, str(state_dir), job, str(attempt)]
     with (folder / "logs" / "keeper.log").open("ab") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={name: value for name, value in os.environ.items() if name not in SECRETS},
+            env=environment(os.environ, Path.cwd()),
             start_new_session=True,
         )
     reap()
     _started.append(process)
     return process.pid
+
+
+def environment(environ: Mapping[str, str], here: Path) -> dict[str, str]:
+    """A keeper's: without secrets, and good in any folder."""
+    env = {name: value for name, value in environ.items() if name not in SECRETS}
+    if "PYTHONPATH" in env:
+        env["PYTHONPATH"] = os.pathsep.join(str(here / part) for part in env["PYTHONPATH"].split(os.pathsep) if part)
+    return env
 
 
 _started: list[subprocess.Popen[bytes]] = []  # by this process, and not known to have ended
