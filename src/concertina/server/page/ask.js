@@ -144,7 +144,7 @@ function bands({ start, end }, due) {
     const stretch = el("i.stretch", { style: { left: at(low), width: `max(6px, calc(${at(high)} - ${at(low)}))` } });
     const middle = known_ ? el("i.middle", { style: { left: at(band.expected_s) } }) : null;
     return el(".band", {}, el("span.name", {}, name), el(".track", { "aria-hidden": "true" }, stretch, middle,
-      Number.isFinite(due) ? el("i.due", { style: { left: at(due) } }) : null), el("span.words", {}, words + range));
+      Number.isFinite(due) ? el("i.limit", { style: { left: at(due) } }) : null), el("span.words", {}, words + range));
   };
   return el(".bands", {}, line("start", start), line("end", end),
     Number.isFinite(due) ? el("p.hint", {}, `The upright line is the deadline, ${clock(due, from)}.`) : null);

@@ -76,9 +76,11 @@ const time = (at) => new Date(at * 1000);
 
 /** What GET /cluster/history answers, up to `until_s` -> stacked steps, one colour per job. */
 export function slotsOverTime({ history, until_s }) {
-  const { series, slots, from_s } = history;
-  if (!series.some((one) => one.points.length)) return "Nothing has run yet; the first job will begin the picture.";
+  const { series, slots } = history;
+  const first = Math.min(...series.flatMap((one) => one.points.map(([at]) => at)));
+  if (!Number.isFinite(first)) return "Nothing has run in this time; the next job will begin the picture.";
   const end = Math.max(until_s, history.to_s);
+  const from_s = Math.max(history.from_s, first - 0.02 * (end - first)); // a young cluster fills the picture too
   const times = [...new Set([from_s, end, ...series.flatMap((one) => one.points.map(([at]) => at))])].filter((at) => at >= from_s).sort((a, b) => a - b);
   const x = times.map(time);
   const traces = series.map((one) => ({
@@ -89,9 +91,11 @@ export function slotsOverTime({ history, until_s }) {
     x, y: times.map(() => slots), name: "slots in all", mode: "lines", hoverinfo: "skip",
     line: { width: 1.5, dash: "dot", color: css("--faint") },
   });
+  const length = end - from_s;
+  const tickformat = length < 600 ? "%H:%M:%S" : length < 90000 ? "%H:%M" : "%d %b %H:%M";
   return {
     traces,
-    layout: { xaxis: { type: "date" }, yaxis: { range: [0, slots * 1.06], dtick: Math.max(1, Math.ceil(slots / 6)), title: { text: "slots" } } },
+    layout: { xaxis: { type: "date", range: [time(from_s), time(end)], tickformat, nticks: 7, tickangle: 0, hoverformat: "%H:%M:%S" }, yaxis: { range: [0, slots * 1.06], dtick: Math.max(1, Math.ceil(slots / 6)), title: { text: "slots" } } },
   };
 }
 

@@ -33,6 +33,7 @@ function put(job) {
   const before = known.jobs.get(job.id);
   if (!before) deal([job]);
   known.jobs.set(job.id, job);
+  if (known.ready && String(before?.slots) !== String(job.slots)) reread();
   if (known.ready && (before?.workers !== job.workers || before?.phase !== job.phase)) {
     for (const listener of moves) listener(before, job);
   }
@@ -70,9 +71,12 @@ function got({ event, data }) {
   if (event === "job" && value.id && value.phase) {
     if (!known.jobs.has(value.id)) known.total += 1;
     put(value);
-  } else if (event === "cluster" && value.placement) known.cluster = value;
+  } else if (event === "cluster") {
+    const counts = (cluster) => JSON.stringify([cluster?.slots, cluster?.jobs, cluster?.going_down]);
+    if (counts(known.cluster) !== counts(value)) reread(); // who is where: it does not fit into an event
+    if (known.cluster) Object.assign(known.cluster, value);
+  } else if (event === "node") reread();
   else if (event === "reset") readAll().catch(() => {});
-  else if (event !== "hello") reread(); // one small answer for any number of events
   tell();
 }
 

@@ -85,12 +85,21 @@ function connection() {
   link.dataset.state = state;
   const words = { loading: "connecting", live: "live", away: wait ? `reconnecting in ${wait} s` : "reconnecting" }[state];
   text(link.querySelector("span"), words);
-  trouble.hidden = state !== "away" || (known.ready && !error);
-  if (trouble.hidden) return;
-  const why = error && error.status ? error.message : "The server does not answer";
-  text(trouble, known.ready
-    ? `${why}. What you see is from before; running jobs go on without it. Start it again with: concertina up`
-    : `${why}. Start it with: concertina up, or check the address.`);
+  const sentence = complaint(state, error);
+  trouble.hidden = !sentence;
+  text(trouble, sentence);
+}
+
+function complaint(state, error) {
+  if (state === "away") {
+    const why = error && error.status ? error.message : "The server does not answer";
+    if (known.ready) return `${why}. What you see is from before; running jobs go on without it. Start it again with: concertina up`;
+    return `${why}. Start it with: concertina up, or check the address.`;
+  }
+  if (state !== "live") return "";
+  if (known.cluster.going_down) return "The cluster is going down: jobs write their state and wait for the next start.";
+  if (!known.cluster.leader) return "No controller is in office: running jobs go on, but nothing new is decided. Start one with: concertina up";
+  return "";
 }
 
 const announce = document.getElementById("announce");

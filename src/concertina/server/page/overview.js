@@ -18,7 +18,8 @@ const GROUPS = {
   other: ["Refused or stopped", (job) => ["rejected", "cancelled", "failed"].includes(job.phase)],
 };
 const MORE = 60; // rows to begin with, and to add
-const chosen = { group: "all", words: "", rows: MORE }; // kept while the page is open
+const SPANS = [[900, "15 min"], [3600, "1 h"], [21600, "6 h"], [86400, "1 day"]];
+const chosen = { group: "all", words: "", rows: MORE, span: 3600 }; // kept while the page is open
 export const FIRST_COMMAND = "concertina submit examples/digits.py --virtual 4 --deadline 10m";
 
 /** Put the cursor into the search field, from wherever. */
@@ -39,7 +40,7 @@ export function show(main) {
   const place = el("div", { "aria-live": "off" }, loading("Asking for the jobs …"));
   fill(main,
     el("h1.unseen", {}, "Jobs"),
-    el("section.card", { "aria-labelledby": "slots-title" }, el("h2", { id: "slots-title" }, "Slots over time"), picture, legend),
+    el("section.card", { "aria-labelledby": "slots-title" }, el(".head", {}, el("h2", { id: "slots-title" }, "Slots over time"), spans(() => ask())), picture, legend),
     el("section", { "aria-labelledby": "jobs-title" }, el("h2", { id: "jobs-title" }, "Jobs"), place));
   const list = jobList();
   const draw = () => {
@@ -52,12 +53,23 @@ export function show(main) {
     }
     drawLegend(legend);
   };
-  const stopHistory = every(2, async () => {
-    picture.update({ history: await get("cluster/history"), until_s: now() });
-  });
+  const ask = async () => picture.update({ history: await get(`cluster/history?seconds=${chosen.span}`), until_s: now() });
+  const stopHistory = every(2, ask);
   const stop = onChange(draw);
   draw();
   return () => { stop(); stopHistory(); picture.end(); };
+}
+
+function spans(changed) {
+  const buttons = SPANS.map(([seconds, words]) => el("button", {
+    type: "button", "aria-pressed": String(seconds === chosen.span),
+    on: { click: (event) => {
+      chosen.span = seconds;
+      buttons.forEach((button) => button.setAttribute("aria-pressed", String(button === event.currentTarget)));
+      changed().catch(() => {});
+    } },
+  }, words));
+  return el(".segments.row", { role: "group", "aria-label": "How far back" }, buttons);
 }
 
 function drawLegend(legend) {

@@ -69,12 +69,17 @@ export function slack(job, now) {
     return { level: "late", words: `missed by ${duration(early)}${kind}` };
   }
   const left = job.slack_s;
+  const promised = job.promised_s !== null && job.promised_s !== undefined;
+  if (now > job.deadline_s) return { level: "late", words: `passed ${duration(now - job.deadline_s)} ago${kind}` };
   if (left === null || left === undefined) {
-    return now > job.deadline_s
-      ? { level: "late", words: `passed ${duration(now - job.deadline_s)} ago${kind}` }
-      : { level: "none", words: `slack not known yet${kind}` };
+    return promised ? { level: "good", words: `promised${kind}` } : { level: "none", words: `slack not known yet${kind}` };
   }
-  if (left < 0) return { level: "late", words: `late by ${duration(left)}${kind}` };
+  // Slack is reckoned at the speed of this moment; a promised job gets more workers before it is too late.
+  if (left < 0) {
+    return promised
+      ? { level: "tight", words: `promised; at this speed ${duration(left)} late` }
+      : { level: "late", words: `at this speed ${duration(left)} late${kind}` };
+  }
   const tight = left < Math.max(15, 0.1 * (job.deadline_s - now));
   return tight
     ? { level: "tight", words: `tight, ${duration(left)} to spare${kind}` }
