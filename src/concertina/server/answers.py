@@ -24,6 +24,16 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": said} for status, said in _SAID.items()
 }
 
+_EVENT = {
+    "type": "object",
+    "description": "one event",
+    "properties": {name: {"type": "string"} for name in ("id", "event", "data")},
+    "required": ["data"],
+}
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Events, as they happen", "content": {"text/event-stream": {"schema": _EVENT}}}
+}
+
 
 def json_response(body: bytes, status: int = 200) -> Response:
     return Response(body, status_code=status, media_type="application/json")

@@ -1,5 +1,6 @@
 """The application put together from its parts. Making it starts nothing; its lifespan does."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -18,14 +19,16 @@ from concertina.server.cluster_views import cluster_event, nodes_json
 from concertina.server.context import Context
 from concertina.server.errors import ApiError
 from concertina.server.events import Hub, Topic
-from concertina.server.gate import Gate, allowed_hosts
+from concertina.server.gate import Gate, allowed_hosts, methods_by_path
 from concertina.server.metrics import Meters
 from concertina.server.oracle import Bench
 from concertina.server.parts import Parts
 from concertina.server.progress import Progress
 from concertina.server.submit import Submitter
+from concertina.server.threads import start_threads
 from concertina.server.views import encode
 
+THREADS = 8  # for the store and the disk
 ABOUT = (
     "Elastic deep-learning training. Every change of a job carries its reason; a refusal says what could be promised."
 )
@@ -36,6 +39,8 @@ def create_app(parts: Parts) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_default_executor(start_threads(THREADS, "concertina-io"))
+        context.bench.start()
         context.hub.start()
         try:
             yield
@@ -56,7 +61,14 @@ def create_app(parts: Parts) -> FastAPI:
     for module in (routes_jobs, routes_questions, routes_cluster, routes_people, routes_plain):
         app.include_router(module.router)
     _explain_errors(app)
-    app.add_middleware(Gate, doorkeeper=context.doorkeeper, hosts=_hosts(parts), count=context.meters.count)
+    _explain_tokens(app)
+    app.add_middleware(
+        Gate,
+        doorkeeper=context.doorkeeper,
+        hosts=allowed_hosts(parts.host),
+        methods=methods_by_path(app.openapi()["paths"]),
+        count=context.meters.count,
+    )
     return app
 
 
@@ -85,8 +97,12 @@ def _context(parts: Parts) -> Context:
     )
 
 
-def _hosts(parts: Parts) -> frozenset[str]:
-    return allowed_hosts(parts.host)
+def _explain_tokens(app: FastAPI) -> None:
+    """Tokens are looked at before FastAPI sees a request, so it has to be told of them."""
+    plain = app.openapi()
+    plain.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    plain["security"] = [{"token": []}, {}]  # on a loopback address none is needed
+    app.openapi_schema = plain
 
 
 def _explain_errors(app: FastAPI) -> None:

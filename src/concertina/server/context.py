@@ -38,20 +38,23 @@ class Context:
         return card.job
 
 
-def context_of(request: Request) -> Context:
+# None of these waits for anything; but plain functions would be sent to a thread, and that takes longer than they do.
+
+
+async def context_of(request: Request) -> Context:
     context = request.app.state.context
     assert isinstance(context, Context)
     return context
 
 
-def caller_of(request: Request) -> Caller:
+async def caller_of(request: Request) -> Caller:
     caller = request.scope["state"]["caller"]
     assert isinstance(caller, Caller)
     return caller
 
 
-def admin_of(request: Request) -> Caller:
-    caller = caller_of(request)
+async def admin_of(request: Request) -> Caller:
+    caller = await caller_of(request)
     if not caller.admin:
         raise not_admin("do this")
     return caller

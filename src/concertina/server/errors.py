@@ -8,9 +8,12 @@ from concertina.core.errors import ConcertinaError
 class ApiError(ConcertinaError):
     """Becomes `{"error": {code, message, hint}}`."""
 
-    def __init__(self, status: int, code: str, message: str, hint: str = "") -> None:
+    def __init__(
+        self, status: int, code: str, message: str, hint: str = "", headers: dict[str, str] | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.hint = status, code, message, hint
+        self.headers = headers or {}
 
     def body(self) -> bytes:
         return json.dumps({"error": {"code": self.code, "message": self.message, "hint": self.hint}}).encode()

@@ -9,6 +9,7 @@ import asyncio
 import ipaddress
 import json
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -42,9 +43,11 @@ class Gate:
         *,
         doorkeeper: Doorkeeper,
         hosts: frozenset[str],
+        methods: list[tuple[re.Pattern[str], list[str]]],
         count: Callable[[str, str, int, float], None],
     ) -> None:
-        self._app, self._doorkeeper, self._hosts, self._count = app, doorkeeper, hosts, count
+        self._app, self._doorkeeper, self._count = app, doorkeeper, count
+        self._hosts, self._methods = hosts, methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,6 +80,7 @@ class Gate:
         path = scope["path"]
         if path not in OPEN_PATHS and not path.startswith(OPEN_PREFIX):
             scope.setdefault("state", {})["caller"] = self._doorkeeper.caller(headers)
+        check_method(scope["method"], path, self._methods)
         if scope["method"] in CHANGING:
             check_kind(scope["method"], headers)
             body = await read_body(receive, headers)
@@ -136,9 +140,27 @@ def _is_visit(headers: dict[bytes, bytes]) -> bool:
     return headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"origin") is None
 
 
+def methods_by_path(paths: dict[str, dict[str, Any]]) -> list[tuple[re.Pattern[str], list[str]]]:
+    """From the paths of an OpenAPI description."""
+    return [
+        (re.compile(re.sub(r"\\{[^}]*\\}", "[^/]+", re.escape(path))), sorted(method.upper() for method in methods))
+        for path, methods in paths.items()
+    ]
+
+
+def check_method(method: str, path: str, known: list[tuple[re.Pattern[str], list[str]]]) -> None:
+    """Before the body is looked at: what is wrong with it does not matter then."""
+    for pattern, methods in known:
+        if pattern.fullmatch(path) and method not in methods:
+            allowed = ", ".join(methods)
+            raise ApiError(
+                405, "wrong_method", f"{method[:20]} is not for this address", f"use {allowed}", {"allow": allowed}
+            )
+
+
 def check_kind(method: str, headers: dict[bytes, bytes]) -> None:
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    if kind == b"application/json" or (method == "DELETE" and not kind):
+    if method != "POST" or kind == b"application/json":  # a browser asks before it sends a DELETE for another page
         return
     raise ApiError(415, "json_needed", "the body's content type is not application/json", "send it as JSON")
 
@@ -187,6 +209,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
 async def _answer(error: ApiError, send: Send) -> None:
     body = error.body()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.status in (408, 413):

@@ -73,7 +73,8 @@ class JobAsk(Body):
             raise ValueError(f"min_workers is {self.min_workers}, needed at most {most} (max_workers and virtual)")
         if self.deadline is not None and self.deadline_s is not None:
             raise ValueError("deadline and deadline_s are both given, needed one of them")
-        if self.soft and self.due is None:
+        due = self.due
+        if self.soft and due is None:
             raise ValueError("soft needs a deadline to be soft about")
         return self
 

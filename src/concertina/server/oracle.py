@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from concertina.cluster.records import JobRequest
 from concertina.questions import Eta, Quote
 from concertina.server.errors import ApiError
+from concertina.server.threads import start_threads
 
 T = TypeVar("T")
 
@@ -63,12 +64,17 @@ class Bench:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._pool = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="concertina-oracle")
+        self._pool: ThreadPoolExecutor | None = None
         self._kept: OrderedDict[Hashable, tuple[float, asyncio.Future[object]]] = OrderedDict()
         self._waiting = 0
 
+    def start(self) -> None:
+        self._pool = start_threads(AT_ONCE, "concertina-oracle")
+
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Does not wait for an answer in the making: it ends by itself, and nobody hears it."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def ask(self, key: Hashable, work: Callable[[], T]) -> T:
         """The answer to this question, perhaps one of a moment ago. Raises ApiError 503 when too many wait."""

@@ -1,11 +1,11 @@
 """The cluster as a whole: slots, nodes, history, events of everything, and what only an admin may do."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Response
 
 from concertina.cluster.records import Op
-from concertina.server.answers import ERRORS, json_response
+from concertina.server.answers import ERRORS, STREAM, json_response
 from concertina.server.cluster_views import cluster_json, history_json, nodes_json
 from concertina.server.context import Admin, Here, Who
 from concertina.server.errors import ApiError
@@ -23,9 +23,6 @@ from concertina.server.streams import EventStream
 from concertina.server.views import encode
 
 router = APIRouter(prefix="/api/v1", tags=["cluster"], responses=ERRORS)
-STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"description": "events", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
-}
 MOST_STREAMS = 500
 HOUR_SECONDS = 3600.0
 

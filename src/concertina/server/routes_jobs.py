@@ -1,7 +1,7 @@
 """Jobs: submit, list, look at, change, end."""
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Response
 
@@ -9,7 +9,7 @@ from concertina.cluster.mirror import Job
 from concertina.cluster.records import Op
 from concertina.core.job import JobPhase
 from concertina.server import files
-from concertina.server.answers import ERRORS, json_response
+from concertina.server.answers import ERRORS, STREAM, json_response
 from concertina.server.context import Context, Here, Who
 from concertina.server.errors import ApiError
 from concertina.server.models import (
@@ -32,9 +32,6 @@ router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], responses=ERRORS)
 Id = Annotated[str, Path(pattern=JOB_ID)]
 MOST_OFFSET = 1 << 60
 Offset = Annotated[int, Query(ge=0, le=MOST_OFFSET)]
-STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"description": "events", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
-}
 
 
 def _whole(job: Job, status: int = 200) -> Response:

@@ -40,10 +40,10 @@ def _read(path: str) -> bytes:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "that is no path"
         raise _refuse(f"script {path!r} can not be read: {why}", "give the path of a file on this machine") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _refuse(f"script {path!r} is not a file", "give the path of a Python file")
     with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise _refuse(f"script {path!r} is not a file", "give the path of a Python file")
         source = file.read(MOST_SOURCE + 1)
     if len(source) > MOST_SOURCE:
         raise _refuse(f"script {path!r} has more than {MOST_SOURCE} bytes", "keep data in files of their own")
