@@ -135,6 +135,7 @@ class Run:
         self._book = GenerationBook(self.report)
         self._kill_at: float | None = None
         self._asked_to_stop = False
+        self._stops = False  # all workers were told to
         self._answers: dict[str, tuple[bool, str]] = {}
         self._over: Mapping[str, Any] | None = None
         self.main_worker = 0  # where virtual worker 0 lives
@@ -257,6 +258,7 @@ class Run:
         elif op == "kill":
             self.kill(message["workers"])
         elif op == "stop":
+            self._stops = True
             self.refuse(self.unseated)
             self._backend.signal_workers(signal.SIGTERM)
             self._kill_at = time.monotonic() + STOP_SECONDS
@@ -339,6 +341,8 @@ class Run:
             self.master.say(op="failed", worker=event["worker"], error=event["error"])
         elif kind == "worker_started":
             self.workers[event["worker"]] = event["pid"]
+            if self._stops:  # it was not there yet when the others were told
+                self._backend.signal_workers(signal.SIGTERM, (event["worker"],))
         elif kind == "batch":
             self.report.batches.append({k: event[k] for k in ("step", "total", "reason")})
         elif kind == "training" and "rounds" in event:

@@ -135,6 +135,12 @@ def test_all_move_to_fewer() -> None:
     assert plan(replace(s, workers=leaving)) == Remove(workers=(1, 2), replaced=False, reason="its slot was taken away")
 
 
+def test_who_is_alone_with_newcomers_on_their_way_is_never_just_removed() -> None:
+    workers = (*on("a"), newcomer(1, "b"), newcomer(2, "c"), newcomer(3, "d"))
+    s = situation(workers, "b", "c", "d", target=4, changes=True)
+    assert plan(s) == Remove(workers=(0,), replaced=True, reason="its slot was taken away")
+
+
 def test_a_checkpoint_is_asked_for_before_all_who_have_the_state_are_killed() -> None:
     late = situation(on("a", "b", leaving=True), "c", "d", taken_at=98.9, waits=True)
     assert isinstance(plan(late), Interrupt)

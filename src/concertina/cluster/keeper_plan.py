@@ -177,7 +177,8 @@ def _remove(s: Situation, go: list[Seated]) -> Remove:
     reason = "its slot was taken away"
     if stay and s.vacate_s < PATIENT_S:
         return Remove(workers=tuple(w.worker for w in go), replaced=False, reason=reason)
-    in_exchange = min(len(go), max(0, len(s.slots) - (s.target - len(go))))
-    if in_exchange:
+    alone = all(w in go for w in s.workers if w.member)
+    in_exchange = min(len(go), max(1 if alone else 0, len(s.slots) - (s.target - len(go))))
+    if in_exchange > 0:
         return Remove(workers=tuple(w.worker for w in go[:in_exchange]), replaced=True, reason=reason)
     return Remove(workers=tuple(w.worker for w in go), replaced=False, reason=reason)

@@ -21,7 +21,7 @@ from concertina.core.errors import StateLost, UsageError
 from concertina.runtime import arrays, environment
 from concertina.runtime.buckets import DdpOptions
 from concertina.runtime.catch_up import CatchUp
-from concertina.runtime.checkpoint import pack_parts, read_checkpoint, to_bytes, unpack_parts
+from concertina.runtime.checkpoint import copy_checkpoint, pack_parts, read_checkpoint, to_bytes, unpack_parts
 from concertina.runtime.checkpoint_writer import CheckpointWriter
 from concertina.runtime.context_record import tensor_from_bytes, tensor_to_bytes
 from concertina.runtime.data import Feed, LoaderOptions
@@ -807,6 +807,9 @@ class Session:
 
     def _write(self, folder: Path) -> None:
         """The worker that hosts virtual worker 0 writes; it finds the others' virtual workers on their desks."""
+        if self._loaded is not None:
+            self._write_again(folder)
+            return
         self._written = (self.step, time.monotonic())
         contexts = self._gather_contexts()
         if not self.is_main:
@@ -816,6 +819,14 @@ class Session:
             step=self.step, epoch=self.epoch, virtual=self.size, environment=self._environment, files={}
         )
         self._writer.write(folder, shared, contexts, manifest)
+
+    def _write_again(self, folder: Path) -> None:
+        """Nothing was trained since the job was resumed. Where in its pass it stands is known again only when the
+        script comes there; so what it was resumed from is the checkpoint, as it is."""
+        known = Path(self._env.resume)
+        if self.is_main and folder.resolve() != known.resolve():
+            copy_checkpoint(known, folder)
+            self._told_of_checkpoint(self.step, folder)
 
     def _told_of_checkpoint(self, step: int, folder: Path) -> None:
         self.events.emit("checkpoint", step=step, path=str(folder))
