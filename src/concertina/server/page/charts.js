@@ -85,7 +85,7 @@ export function slotsOverTime({ history, until_s }) {
   const x = times.map(time);
   const traces = series.map((one) => ({
     x, y: stepsAt(one.points, times), name: one.name, stackgroup: "slots", mode: "lines", hovertemplate: "%{y}",
-    line: { shape: "hv", width: 1, color: colourOf(one.job || one.name) }, fillcolor: `${colourOf(one.job || one.name)}d0`,
+    line: { shape: "hv", width: 0, color: colourOf(one.job || one.name) }, fillcolor: `${colourOf(one.job || one.name)}e0`,
   }));
   traces.push({
     x, y: times.map(() => slots), name: "slots in all", mode: "lines", hoverinfo: "skip",
@@ -108,6 +108,19 @@ function stepsAt(points, times) {
   });
 }
 
+/** Points with `speed`: steps/s over the last few points of the same generation, so that one quick step is no tower. */
+export function withSpeed(points, generations) {
+  const window_ = Math.max(8, Math.round(points.length / 40));
+  const begins = generations.map((one) => one.step);
+  let first = 0;
+  return points.map((point, i) => {
+    if (i && begins.some((step) => points[i - 1].step < step + 1 && step + 1 <= point.step)) first = i;
+    const from = points[Math.max(first, i - window_)];
+    const seconds = point.at_s - from.at_s;
+    return { ...point, speed: i - first >= 2 && seconds > 0 ? (point.step - from.step) / seconds : null };
+  });
+}
+
 /** One value over the steps; `marks` are steps at which the number of workers changed. */
 export function overSteps({ points, valueOf, unit, colour, marks = [] }) {
   const there = points.filter((point) => Number.isFinite(valueOf(point)));
@@ -116,7 +129,7 @@ export function overSteps({ points, valueOf, unit, colour, marks = [] }) {
   return {
     traces: [{
       x: there.map((point) => point.step), y: there.map(valueOf), mode: "lines",
-      line: { width: 2, color: colour, shape: unit === "steps/s" ? "hv" : "linear" }, hovertemplate: `%{y:.4~g} ${unit || ""}<extra></extra>`,
+      line: { width: 2, color: colour, shape: "linear" }, connectgaps: true, hovertemplate: `%{y:.4~g} ${unit || ""}<extra></extra>`,
     }],
     layout: {
       hovermode: "x", xaxis: { title: { text: "step" }, rangemode: "tozero" },

@@ -5,7 +5,7 @@ import { sentence } from "./dialogs.js";
 import { clock, duration } from "./words.js";
 import { now } from "./api.js";
 
-const TINTS = ["#3d7ea6", "#4d9a78", "#d1893a", "#7c6cb4", "#b85c74", "#96902f", "#2f9ca4", "#9d7350"];
+const TINTS = ["#3d7ea6", "#4d9a78", "#d1893a", "#7c6cb4", "#b85c74", "#96902f", "#2f9ca4", "#9d7350", "#6d91cf", "#c65d4c"];
 const READABLE = (name) => name.replace(/_s$/, "").replaceAll("_", " ");
 
 export function generations() {

@@ -2,7 +2,7 @@
 
 import { call, get, now, post } from "./api.js";
 import { bellows } from "./bellows.js";
-import { chart, overSteps } from "./charts.js";
+import { chart, overSteps, withSpeed } from "./charts.js";
 import { colourOf } from "./colours.js";
 import { confirm, sentence } from "./dialogs.js";
 import { el, fill, set, shows, text } from "./dom.js";
@@ -183,7 +183,7 @@ function metrics(path, id) {
       if (name === "loss") grid.prepend(figure_); else grid.append(figure_);
     }
     for (const [name, figure_] of logged) figure_.update({ points: data.points, valueOf: (point) => point.values[name], colour, marks: marks() });
-    speed.update({ points: data.points, valueOf: (point) => point.steps_per_s, unit: "steps/s", colour, marks: marks() });
+    speed.update({ points: withSpeed(data.points, data.generations), valueOf: (point) => point.speed, unit: "steps/s", colour, marks: marks() });
     table.update(data.generations);
   };
   const stop = every(3, async () => {

@@ -123,12 +123,15 @@ export async function follow() {
 
 // Pure questions about what is known.
 
-export const waiting = (jobs) => jobs.filter((job) => job.phase === "waiting" || job.phase === "submitted");
-export const running = (jobs) => jobs.filter((job) => job.phase === "running");
+/** A job that is being measured trains already, before it is admitted. */
+export const isRunning = (job) => job.phase === "running" || (job.phase === "submitted" && job.slots.length > 0);
+export const isWaiting = (job) => !isRunning(job) && !ENDED.has(job.phase);
+export const waiting = (jobs) => jobs.filter(isWaiting);
+export const running = (jobs) => jobs.filter(isRunning);
 
 /** Those at work first, then those that wait, then the others, newest first. */
 export function ordered(jobs) {
-  const rank = (job) => (job.phase === "running" ? 0 : ENDED.has(job.phase) ? 2 : 1);
+  const rank = (job) => (isRunning(job) ? 0 : ENDED.has(job.phase) ? 2 : 1);
   return [...jobs].sort((a, b) => {
     if (rank(a) !== rank(b)) return rank(a) - rank(b);
     return rank(a) === 2 ? (b.ended_s ?? b.submitted_s) - (a.ended_s ?? a.submitted_s) : a.submitted_s - b.submitted_s;

@@ -14,10 +14,11 @@ export function logs(path) {
   const lines = el("pre.log", { tabindex: "0", "aria-label": "Log", hidden: true });
   const whole = el("section.card", { "aria-labelledby": "logs-title" },
     el(".head", {}, el("h2", { id: "logs-title" }, "Logs"), el("span.row", {}, choice, el("label", { for: "log-follow" }, follow, " follow"))), note, lines);
-  let worker = null, after = null, ended = false, count = 0;
+  let picked = null; // by hand; else the server's first choice, which may change as workers appear
+  let shown = null, after = null, ended = false, count = 0;
 
   const restart = () => { after = null; count = 0; ended = false; fill(lines); };
-  choice.addEventListener("change", () => { worker = choice.value; restart(); read(); });
+  choice.addEventListener("change", () => { picked = choice.value; restart(); read().catch(() => {}); });
   follow.addEventListener("change", () => { if (follow.checked) toEnd(); });
   lines.addEventListener("scroll", () => {
     const atEnd = lines.scrollHeight - lines.scrollTop - lines.clientHeight < 40;
@@ -29,13 +30,18 @@ export function logs(path) {
 
   async function read() {
     if (ended || (!follow.checked && after !== null)) return;
-    const asked = worker;
+    const asked = picked;
     const query = new URLSearchParams({ limit: "500" });
-    if (worker) query.set("worker", worker);
+    if (picked) query.set("worker", picked);
     if (after !== null) query.set("after", after);
     const page = await get(`${path}/logs?${query}`);
-    if (asked !== worker) return;
+    if (asked !== picked) return;
     offer(page);
+    if (page.worker !== shown) {
+      const first = shown === null;
+      shown = page.worker;
+      if (!first) { restart(); return; }
+    }
     if (page.lines.length) add(page.lines);
     after = page.next;
     ended = page.ended && !page.lines.length;
@@ -45,9 +51,9 @@ export function logs(path) {
   function offer(page) {
     const names = page.workers;
     if (names.join() !== [...choice.options].map((option) => option.value).join()) {
-      fill(choice, names.map((name) => el("option", { value: name }, name)));
+      fill(choice, names.map((name) => el("option", { value: name }, /^\d+$/.test(name) ? `worker ${name}` : name)));
     }
-    if (page.worker !== null) { worker = page.worker; choice.value = page.worker; }
+    if (page.worker !== null) choice.value = page.worker;
     set(choice, { hidden: !names.length });
   }
 

@@ -6,14 +6,14 @@ import { chart, slotsOverTime } from "./charts.js";
 import { colourOf } from "./colours.js";
 import { sentence } from "./dialogs.js";
 import { el, fill, keyed, text } from "./dom.js";
-import { known, onChange, ordered, running } from "./live.js";
+import { isRunning, isWaiting, known, onChange, ordered, running } from "./live.js";
 import { deadline, empty, every, loading, phaseChip, progressBar } from "./parts.js";
 import { plural } from "./words.js";
 
 const GROUPS = {
   all: ["All", () => true],
-  running: ["Running", (job) => job.phase === "running"],
-  waiting: ["Waiting", (job) => job.phase === "waiting" || job.phase === "submitted"],
+  running: ["Running", isRunning],
+  waiting: ["Waiting", isWaiting],
   finished: ["Finished", (job) => job.phase === "finished"],
   other: ["Refused or stopped", (job) => ["rejected", "cancelled", "failed"].includes(job.phase)],
 };
@@ -21,6 +21,8 @@ const MORE = 60; // rows to begin with, and to add
 const SPANS = [[900, "15 min"], [3600, "1 h"], [21600, "6 h"], [86400, "1 day"]];
 const chosen = { group: "all", words: "", rows: MORE, span: 3600 }; // kept while the page is open
 export const FIRST_COMMAND = "concertina submit examples/digits.py --virtual 4 --deadline 10m";
+// Said wherever jobs of `concertina up --demo` are shown: their speeds are not this machine's.
+const PACED = "Some of these jobs are paced: each batch waits as it would for a GPU, so that a small machine is enough. What they train is real.";
 
 /** Put the cursor into the search field, from wherever. */
 export function search() {
@@ -38,9 +40,10 @@ export function show(main) {
   const picture = chart({ draw: slotsOverTime, tall: true });
   const legend = el("ul.legend", { "aria-label": "Who is on how many slots now" });
   const place = el("div", { "aria-live": "off" }, loading("Asking for the jobs …"));
+  const paced = el("p.hint", { hidden: true }, PACED);
   fill(main,
     el("h1.unseen", {}, "Jobs"),
-    el("section.card", { "aria-labelledby": "slots-title" }, el(".head", {}, el("h2", { id: "slots-title" }, "Slots over time"), spans(() => ask())), picture, legend),
+    el("section.card", { "aria-labelledby": "slots-title" }, el(".head", {}, el("h2", { id: "slots-title" }, "Slots over time"), spans(() => ask())), picture, legend, paced),
     el("section", { "aria-labelledby": "jobs-title" }, el("h2", { id: "jobs-title" }, "Jobs"), place));
   const list = jobList();
   const draw = () => {
@@ -52,6 +55,7 @@ export function show(main) {
       list.update();
     }
     drawLegend(legend);
+    paced.hidden = ![...known.jobs.values()].some((job) => job.script.endsWith("/live_paced.py"));
   };
   const ask = async () => picture.update({ history: await get(`cluster/history?seconds=${chosen.span}`), until_s: now() });
   const stopHistory = every(2, ask);

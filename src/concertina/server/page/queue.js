@@ -61,9 +61,9 @@ function item(job) {
 
 /** "Expected to start 18:04 (in 3 min; between 18:02 and 18:09) and to end ..." */
 export function expected({ start, end }) {
-  const begins = start && start.expected_s !== null ? `start ${around(start)}` : "";
+  const begins = start && start.expected_s !== null && start.expected_s > now() + 2 ? `start ${around(start)}` : "";
   const ends = end && end.expected_s !== null ? `end ${around(end)}` : "";
-  if (!begins && !ends) return start || end ? "No start is in sight as things are." : "";
+  if (!begins && !ends) return start || end ? "No end is in sight as things are." : "";
   return `Expected to ${[begins, ends].filter(Boolean).join(" and to ")}.`;
 }
 
@@ -71,5 +71,5 @@ function around(band) {
   const t = now();
   const sure = band.low_s !== null && band.high_s !== null && band.high_s - band.low_s < 2;
   const range = sure ? "" : `, between ${clock(band.low_s, t)} and ${clock(band.high_s, t)}`;
-  return Math.abs(band.expected_s - t) < 2 ? "now" : `${clock(band.expected_s, t)} (${away(band.expected_s, t)}${range})`;
+  return `${clock(band.expected_s, t)} (${away(band.expected_s, t)}${range})`;
 }

@@ -16,8 +16,8 @@ export function duration(seconds) {
   return `${(s / DAY).toFixed(s < 10 * DAY ? 1 : 0)} days`;
 }
 
-/** 18:04 today, "tomorrow 18:04", else with the date. */
-export function clock(at, now = Date.now() / 1000, seconds = false) {
+/** 18:04 today, "tomorrow 18:04", else with the date; to the second when it is near. */
+export function clock(at, now = Date.now() / 1000, seconds = Math.abs(at - now) < 10 * MINUTE) {
   if (at === null || at === undefined || !Number.isFinite(at)) return "not in sight";
   const then = new Date(at * 1000), today = new Date(now * 1000);
   const time = then.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23", ...(seconds && { second: "2-digit" }) });
@@ -51,7 +51,7 @@ const DOING = {
 /** The phase in one word, and what it is doing when that says more. */
 export function phase(job) {
   const word = PHASES[job.phase] || job.phase;
-  if (job.profiling && !ENDED.has(job.phase)) return { word, more: "being measured" };
+  if (job.profiling && job.phase === "submitted") return { word: "measuring", more: DOING[job.activity] || "" };
   return { word, more: ENDED.has(job.phase) ? "" : DOING[job.activity] || "" };
 }
 
