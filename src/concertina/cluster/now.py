@@ -10,7 +10,7 @@ from concertina.cluster.settle import known_work
 from concertina.cluster.views import ASSUMED_SECONDS, Live, live_policy, readable, snapshot_of, spec_of
 from concertina.core.cluster import Snapshot
 from concertina.core.job import JobSpec
-from concertina.questions import Basis, Eta, Quote, QuestionError, eta, quote, why
+from concertina.questions import Basis, Eta, QuestionError, Quote, eta, quote, why
 from concertina.simulator.overhead import OVERHEADS
 
 DAY_SECONDS = 86_400.0

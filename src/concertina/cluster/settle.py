@@ -12,6 +12,8 @@ from concertina.core.job import JobPhase
 PATIENT_SECONDS = 5.0  # for a keeper to leave a slot that somebody of this cluster waits for
 HURRIED_SECONDS = 2.0  # and one that was reclaimed: by force if need be
 HISTORY = 100  # lines kept of a job's story
+MOST_UNSEEN = 20  # the same, as long as none of them has said a word
+MOST_PAUSE_SECONDS = 30.0
 MOST_FAILURES = 3  # keepers that may vanish in a row without any progress between them
 STUBBORN_SECONDS = 60.0  # a keeper that was told to end has so long
 PAUSE_SECONDS = 1.0  # between two attempts at least, doubled with each failure
@@ -122,9 +124,10 @@ def need(job: Live, now: float, *, gone: bool, registered: bool) -> Need:
         vanished = gone and state.attempt > 0 and not keeper_is_over(state, job.seen, gone=False)
         if not vanished:
             return Need.START
-        if now < state.attempt_s + PAUSE_SECONDS * 2**state.failures:
+        if now < state.attempt_s + min(PAUSE_SECONDS * 2**state.failures, MOST_PAUSE_SECONDS):
             return Need.NOTHING
-        return Need.FAIL if _failures(state) >= MOST_FAILURES else Need.RESTART
+        unseen = job.seen is None or job.seen.attempt < state.attempt  # perhaps a controller died before it started it
+        return Need.FAIL if _failures(state) >= (MOST_UNSEEN if unseen else MOST_FAILURES) else Need.RESTART
     told = now - (state.history[-1].at_s if state.history else now)
     stubborn = not wanted and registered and told > STUBBORN_SECONDS
     return Need.END if stubborn else Need.NOTHING

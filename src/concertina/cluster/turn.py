@@ -13,7 +13,7 @@ from concertina.cluster.evict import Holder, evict
 from concertina.cluster.grants import Holding, Nodes, grant
 from concertina.cluster.records import ClusterState, Curve, JobRequest, JobState, NodePhase, NodeState, Reply
 from concertina.cluster.settle import Need, change
-from concertina.cluster.slots import index_of, listed, node_of, occupied, usable
+from concertina.cluster.slots import counted, index_of, listed, node_of, occupied, usable
 from concertina.cluster.turn_types import Decision, Facts, Line, Memory
 from concertina.cluster.views import Live, curves_of, readable, snapshot_of, spec_of
 from concertina.core.errors import ConcertinaError
@@ -230,8 +230,18 @@ class Turn:
         self._grant(targets, reasons)
         return plan.wake_s
 
+    def _refuse_giants(self) -> None:
+        """Jobs that could not even be measured here."""
+        kinds = {node.device_type for node in self.nodes}
+        most = max((sum(n.slots for n in self.nodes if n.device_type == kind) for kind in kinds), default=0)
+        for job in self.jobs() if self.nodes else ():
+            if job.state.phase is JobPhase.SUBMITTED and job.request.min_workers > most:
+                why = f"it needs at least {job.request.min_workers} workers; the cluster has {counted(most)} of one type"
+                self.keep(change(job.state, self.now, why, phase=JobPhase.REJECTED))
+
     def _measure(self) -> None:
         """Who is measured, and whose measuring is over."""
+        self._refuse_giants()
         chosen = profiling.measurers(self.jobs(), self.curves)
         for job in self.jobs():
             state = job.state
@@ -319,7 +329,8 @@ class Turn:
             state = self.states[answer.job_id]
             reason = readable(answer.reason)
             if isinstance(answer, Admitted):
-                state = change(state, self.now, reason, phase=JobPhase.WAITING)
+                phase = JobPhase.RUNNING if state.slots else JobPhase.WAITING  # measured on its slots, it trains on
+                state = change(state, self.now, reason, phase=phase)
                 self.keep(replace(state, promised_s=answer.promised_s, admitted_s=self.now))
             else:
                 state = change(state, self.now, reason, phase=JobPhase.REJECTED)

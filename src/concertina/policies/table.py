@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from concertina.core.cluster import Snapshot
-from concertina.core.job import JobSpec, Reserved
+from concertina.core.job import JobSpec, JobView, Reserved
 from concertina.policies.mixed_speed import mixed_speed
 from concertina.policies.placement import Placer
 from concertina.policies.scaling_curve import Curves, ScalingCurve
@@ -262,20 +262,22 @@ class Table:
         table.now = snapshot.now
         users = {name: i for i, name in enumerate(dict.fromkeys(v.spec.user for v in snapshot.jobs))}
         for key, view in enumerate(snapshot.jobs):
-            curve, work = curves.of(view.spec)
-            row = table.add(key, view.spec, curve, estimate=work, user=users[view.spec.user])
-            c = table.column
-            c("done_0")[row], c("service_0")[row] = view.work_done, view.service_s
-            c("executed_0")[row] = view.executed_s
-            c("left_0")[row] = max(work - view.work_done, 1e-9) / c("asked_speed")[row]
-            c("level")[row], c("stamp")[row] = view.level, view.stamp
-            if view.reserved:
-                table.reserved[view.spec.id] = view.reserved
-            if view.waiting_since_s is not None:
-                c("waiting_since")[row] = view.waiting_since_s
-            if view.workers:
-                table.hold(row, view.workers, nodes=len(view.placement) or None)
+            table.add_view(key, view, *curves.of(view.spec), user=users[view.spec.user])
         return table
+
+    def add_view(self, key: int, view: JobView, curve: ScalingCurve, work: float, *, user: int) -> None:
+        """Append a job with what was observed of it."""
+        row = self.add(key, view.spec, curve, estimate=work, user=user)
+        c, at = self._columns, self.at(row)
+        c["done_0"][at], c["service_0"][at], c["executed_0"][at] = view.work_done, view.service_s, view.executed_s
+        c["left_0"][at] = max(work - view.work_done, 1e-9) / c["asked_speed"][at]
+        c["level"][at], c["stamp"][at] = view.level, view.stamp
+        if view.reserved:
+            self.reserved[view.spec.id] = view.reserved
+        if view.waiting_since_s is not None:
+            c["waiting_since"][at] = view.waiting_since_s
+        if view.workers:
+            self.hold(row, view.workers, nodes=len(view.placement) or None)
 
     def hold(self, row: int, workers: Sequence[tuple[str, int]], *, nodes: int | None) -> None:
         """Write down what a job holds, and its speed there."""
