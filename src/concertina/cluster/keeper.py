@@ -29,7 +29,7 @@ from concertina.cluster.codec import load
 from concertina.cluster.keeper_book import JobBook
 from concertina.cluster.keeper_job import Ending, KeptJob, Outcome, settings_of
 from concertina.cluster.keeper_link import StoreLink
-from concertina.cluster.keeper_start import LOCK, end_holders, job_folder, me, take_lock
+from concertina.cluster.keeper_start import HERE_ONLY, LOCK, end_holders, job_folder, me, take_lock
 from concertina.cluster.records import Activity, ClusterState, JobRequest, JobSeen, JobState, NodeState
 from concertina.core.errors import StoreError, UsageError
 from concertina.core.messages import EXIT_USAGE
@@ -258,4 +258,6 @@ def go_to(folder: str) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if os.environ.get("PYTHONSAFEPATH") == HERE_ONLY:
+        del os.environ["PYTHONSAFEPATH"]
     sys.exit(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
