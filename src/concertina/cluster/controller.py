@@ -26,7 +26,7 @@ from concertina.cluster.records import ClusterState, JobRequest, JobState
 from concertina.cluster.slots import keeper_is_over
 from concertina.cluster.turn import decide
 from concertina.cluster.turn_types import Decision, Facts, Memory
-from concertina.cluster.views import live_policy
+from concertina.cluster.views import live_policy, written_notes
 from concertina.cluster.writes import Written
 from concertina.core.errors import ConcertinaError, Deposed, StoreError
 from concertina.core.job import JobPhase
@@ -157,10 +157,11 @@ class Controller:
             cluster = replace(cluster, going_down=False)
         cluster = replace(cluster, policy=self._policy_name, backend=self._backend.name, controller=self._name)
         live = {job: state for job, state in states.items() if not self._at_rest(state)}
+        notes = written_notes(live.values())
         with self._fresh_lock:
             self._fresh |= {job.id for job in self._mirror.jobs() if job.id not in states}
         return Books(
-            memory=Memory(cluster=cluster, live=live),
+            memory=Memory(cluster=cluster, live=live, notes=notes.levels, reserved=notes.reserved),
             ended={job: state.phase for job, state in states.items() if job not in live},
             written=Written(states=dict(live)),
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from concertina.cluster import keys
 from concertina.cluster.records import Ask, ClusterState, Curve, JobState, NodeState, Reply
-from concertina.cluster.turn_types import Decision
+from concertina.cluster.turn_types import Decision, Memory
 
 NOTES_SECONDS = 5.0  # how old what is written about progress and plans may be
 STATUS_SECONDS = 2.0  # the same for the record of the cluster
@@ -50,7 +50,7 @@ class Written:
         # Whoever gives slots up before whoever takes them: a controller that is killed in between leaves no slot
         # granted to two.
         matter.sort(key=self._takes)
-        found += [Write(key=keys.STATES + state.id, record=state) for state in matter]
+        found += [Write(key=keys.STATES + state.id, record=_with_notes(state, memory)) for state in matter]
         found += [Write(key=keys.ANSWERS + reply.id, record=reply, leased=True) for reply in decision.replies]
         found += [Write(key=keys.ASKS + ask.id, record=None) for ask in asks]
         return found
@@ -80,6 +80,14 @@ class Written:
     def forget(self, job: str) -> None:
         self.states.pop(job, None)
         self.states_s.pop(job, None)
+
+
+def _with_notes(state: JobState, memory: Memory) -> JobState:
+    """As it is to be kept: with what the policy noted about it last."""
+    if state.phase.is_end:
+        return state
+    level, stamp = memory.notes.get(state.id, (0, 0.0))
+    return replace(state, level=level, stamp=stamp, reserved=memory.reserved.get(state.id, ()))
 
 
 def _essence(cluster: ClusterState | None) -> ClusterState | None:
