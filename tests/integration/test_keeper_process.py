@@ -210,7 +210,15 @@ def test_a_job_follows_its_slots_and_ends_with_the_same_bits(trial: Callable[...
     job.gone()
     assert job.keeper is None
     check_places(job)
-    assert json.loads((job_folder(job.state_dir, "j") / "report.json").read_text())["steps"] == STEPS
+    check_samples(job)
+
+
+def check_samples(job: Trial) -> None:
+    """Over all attempts, every sample was trained on once in every epoch."""
+    report = json.loads((job_folder(job.state_dir, "j") / "report.json").read_text())
+    assert report["steps"] == STEPS
+    assert [row["epoch"] for row in report["samples"]] == list(range(20))
+    assert all((row["seen"], row["duplicated"], row["missed"]) == (128, 0, 0) for row in report["samples"])
 
 
 def check_places(job: Trial) -> None:
@@ -245,6 +253,7 @@ def test_a_killed_keeper_takes_all_with_it_and_the_next_goes_on(
     end = job.until(lambda seen: seen.activity is Activity.FINISHED)
     assert end.attempt == 2
     assert job.digest == wanted
+    check_samples(job)
     assert len(list((job_folder(job.state_dir, "j") / "checkpoints").iterdir())) <= 2
 
 
@@ -369,6 +378,7 @@ def test_whatever_happens_in_whatever_order(
     assert job.digest == wanted
     job.gone()
     check_places(job)
+    check_samples(job)
 
 
 def finished(job: Trial) -> bool:

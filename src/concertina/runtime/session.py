@@ -814,6 +814,8 @@ class Session:
         contexts = self._gather_contexts()
         if not self.is_main:
             return
+        if self._pass is not None:
+            self._pass.account()  # whoever goes on from here knows nothing of what was trained on before
         shared = {**self._prepared.state(), **self._rest_of_state()}
         manifest = Manifest(
             step=self.step, epoch=self.epoch, virtual=self.size, environment=self._environment, files={}
