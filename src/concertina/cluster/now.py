@@ -19,6 +19,7 @@ from concertina.cluster.views import (
 )
 from concertina.core.cluster import Snapshot
 from concertina.core.job import JobSpec
+from concertina.policies.round import GANGS
 from concertina.questions import Basis, Eta, QuestionError, Quote, eta, quote, why
 from concertina.simulator.overhead import OVERHEADS
 
@@ -44,13 +45,14 @@ def moment_now(mirror: Mirror, now: float, *, budget_ms: float = 300.0) -> Momen
     live = [Live(request=j.request, state=j.state, seen=j.seen) for j in jobs if not j.state.phase.is_end]
     shown = [job for job in live if job.state.profiling or job.state.curve in stored]
     slots = total_slots(nodes)
-    specs = {job.id: spec_of(job, stored, slots) for job in shown}
+    policy = live_policy(cluster.policy)
+    specs = {job.id: spec_of(job, stored, slots, gang=policy.admission in GANGS) for job in shown}
     snapshot = snapshot_of(shown, specs, nodes, written_notes(job.state for job in shown), now)
     if snapshot is None:
         raise QuestionError("the cluster has no slots: ask again when a node is there")
     own = {job.id: job.state.speeds for job in shown if job.state.speeds}
     basis = Basis(
-        policy=live_policy(cluster.policy),
+        policy=policy,
         curves=LiveCurves({**stored, ASSUMED: _assumed()}, own, slots),
         overhead=OVERHEADS["concertina"],
         past=past_of(jobs, stored, slots, now),
@@ -112,7 +114,12 @@ def quote_now(mirror: Mirror, request: JobRequest, script: bytes, now: float) ->
     work = known_work(request.steps, known.total_steps if known else 0)
     measured = known is not None and work is not None
     state = JobState(id=request.id, curve=kind if known else ASSUMED, work=work if known else ASSUMED_SECONDS)
-    spec = spec_of(Live(request=request, state=state), stored, total_slots(mirror.nodes()))
+    spec = spec_of(
+        Live(request=request, state=state),
+        stored,
+        total_slots(mirror.nodes()),
+        gang=here.basis.policy.admission in GANGS,
+    )
     found = quote(here.snapshot, spec, here.basis)
     reason = readable(found.reason)
     if not measured:

@@ -4,7 +4,6 @@ asks -> progress -> ends -> evictions -> measuring -> a round of the policy -> g
 a cluster where nothing happened decides nothing.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from concertina.cluster import asks, settle
@@ -166,12 +165,13 @@ def _keepers(books: Books) -> tuple[list[str], list[str]]:
         gone, registered = job_id in books.facts.gone, job_id in books.facts.registered
         todo = settle.need(books.live(job_id), books.now, gone=gone, registered=registered)
         if todo in (Need.START, Need.RESTART):
-            act: Callable[[JobState, float], JobState] = settle.restarted if todo is Need.START else settle.vanished
-            books.note(act(state, books.now))
+            job = books.live(job_id)
+            again = settle.restarted(state, books.now) if todo is Need.START else settle.vanished(job, books.now)
+            books.note(again)
             start.append(job_id)
             books.tell(f"keeper {todo.value}", job_id, books.states[job_id].reason)
         elif todo is Need.FAIL:
-            books.keep(settle.given_up(state, books.now))
+            books.keep(settle.given_up(books.live(job_id), books.now))
         elif todo is Need.END:
             end.append(job_id)
             books.tell("keeper end", job_id, "it does not end by itself")

@@ -15,7 +15,7 @@ from concertina.core.errors import ConcertinaError
 from concertina.core.job import JobPhase, JobSpec, Reserved
 from concertina.core.plan import Admitted, Plan
 from concertina.policies.base import Policy
-from concertina.policies.round import run_round
+from concertina.policies.round import GANGS, run_round
 
 MEASURED_FIRST = "it is measured before it is admitted"
 
@@ -30,6 +30,7 @@ class PolicyRound:
         self.reserved: Mapping[str, Reserved] = before.reserved
         self.specs: dict[str, tuple[JobState, JobSpec]] = {}
         self.slots = total_slots(books.nodes)
+        self.gang = policy.admission in GANGS
 
     def hold(self) -> float | None:
         """When the policy wants to be asked again."""
@@ -149,7 +150,7 @@ class PolicyRound:
             self.specs[job.id] = known
             return ""
         try:
-            self.specs[job.id] = state, spec_of(job, self.books.curves, self.slots)
+            self.specs[job.id] = state, spec_of(job, self.books.curves, self.slots, gang=self.gang)
         except ConcertinaError as error:
             return str(error)
         return ""
@@ -178,7 +179,8 @@ class PolicyRound:
             state = books.states[answer.job_id]
             reason = readable(answer.reason)
             if isinstance(answer, Admitted):
-                state = change(state, books.now, reason, phase=JobPhase.WAITING)
+                phase = JobPhase.RUNNING if state.slots else JobPhase.WAITING  # measured on its slots, it trains on
+                state = change(state, books.now, reason, phase=phase)
                 books.keep(replace(state, promised_s=answer.promised_s, admitted_s=books.now))
             else:
                 state = change(state, books.now, reason, phase=JobPhase.REJECTED)

@@ -81,10 +81,11 @@ def curves_of(jobs: Iterable[Live], stored: Mapping[str, Curve], slots: int) -> 
     return LiveCurves(stored, own, max(slots, 1))
 
 
-def spec_of(job: Live, stored: Mapping[str, Curve], slots: int) -> JobSpec:
+def spec_of(job: Live, stored: Mapping[str, Curve], slots: int, *, gang: bool = False) -> JobSpec:
     """What the user asked for, in the policies' words; `slots` are those of the whole cluster.
 
-    Raises InvalidJobError if that makes no sense.
+    An elastic job asks for its fewest workers: that is its fair share, and what promises to others must leave it. A
+    policy that gives all or nothing (`gang`) is asked for the most. Raises InvalidJobError if that makes no sense.
     """
     request, state = job.request, job.state
     if state.profiling:
@@ -94,7 +95,7 @@ def spec_of(job: Live, stored: Mapping[str, Curve], slots: int) -> JobSpec:
         name=request.name,
         user=request.user,
         submit_s=request.submitted_s,
-        gpus=max(min(job.most, slots), job.fewest),
+        gpus=max(min(job.most, slots), job.fewest) if gang else job.fewest,
         model=state.curve,
         work=max(_work(job, stored), 1e-6),
         deadline_s=request.deadline_s,
