@@ -37,6 +37,7 @@ def write_events(site: Site, job: str) -> None:
         "generation": 1,
         "step": 0,
         "workers": 2,
+        "members": [0, 1],
         "reason": "all 2 joined",
     }
     steps = [{"event": "step", "time": at + n, "step": n, "log": {"loss": 2.0 / (n + 1)}} for n in range(40)]

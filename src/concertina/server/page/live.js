@@ -109,21 +109,22 @@ export async function follow() {
   addEventListener("online", retry);
   document.addEventListener("visibilitychange", () => { if (!document.hidden) retry(); });
   for (;;) {
+    const attempt = new AbortController();
+    let failed = null;
     try {
       await stream("events", {
         lastId,
-        signal: new AbortController().signal,
+        signal: attempt.signal,
         got: (message) => { if (message.id) lastId = message.id; got(message); },
         opened: () => {
           // Reading after the stream is open: what happens in between comes as an event.
-          readAll().then(() => { misses = 0; link("live"); }, (error) => link("away", { error, retryAt: now() + 1 }));
+          readAll().then(() => { misses = 0; link("live"); }, (error) => { failed = error; attempt.abort(); });
         },
       });
-      link("away", { retryAt: now() + WAITS_S[0] });
-    } catch (error) {
-      link("away", { error, retryAt: now() + WAITS_S[Math.min(misses, WAITS_S.length - 1)] });
-    }
-    await pause(WAITS_S[Math.min(misses, WAITS_S.length - 1)]);
+    } catch (error) { failed ||= error; }
+    const wait = WAITS_S[Math.min(misses, WAITS_S.length - 1)];
+    link("away", { error: failed, retryAt: now() + wait });
+    await pause(wait);
     misses += 1;
   }
 }
