@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from types import FrameType
@@ -114,9 +115,15 @@ def _read(store: Store, job: str) -> Task | None:
 
 
 def open_backend(kind: str, log_dir: Path, lock: int) -> WorkerBackend:
-    if kind != "local":
-        raise UsageError(f"backend {kind!r} is not known to this keeper: needed 'local'")
-    return LocalBackend.open(log_dir, threads=1, hold=(lock,))
+    if kind == "local":
+        return LocalBackend.open(log_dir, threads=1, hold=(lock,))
+    try:
+        found: WorkerBackend = import_module(f"concertina.backends.{kind}").open_backend(
+            log_dir, threads=1, hold=(lock,)
+        )
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise UsageError(f"backend {kind!r} can not be used ({error}): use 'local', or install what it needs") from None
+    return found
 
 
 class Office:

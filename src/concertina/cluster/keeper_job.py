@@ -118,7 +118,8 @@ class KeptJob:
         if state.order != self._state.order:
             self._avoided = frozenset()
         self._state = state
-        self._slots = tuple(s for s in state.slots if s not in self._avoided) or state.slots
+        slots = tuple(s for s in state.slots if s not in self._avoided) or state.slots
+        self._slots = slots[: self._request.virtual]
         occupied = {seat.slot for seat in self.run.seats.values()}
         self._taken = {s: self._taken.get(s, now) for s in occupied if s not in self._slots}
 
