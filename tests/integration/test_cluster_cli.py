@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.live_cluster import Up, cluster, free_port, wait_for_server
+from benchmarks.live_cluster import Up, ask, cluster, free_port, wait_for_server
 
 from conftest import TRAIN, Script
 
@@ -81,49 +81,54 @@ def test_a_newcomer_submits_looks_and_is_refused(cli: Cli, script: Script, tmp_p
 
 
 def test_a_job_is_resized_reclaimed_drained_and_cancelled(cli: Cli, tmp_path: Path) -> None:
-    with up(tmp_path):
+    with up(tmp_path) as running:
+
+        def job() -> Any:
+            return ask(running.url, "GET", "/jobs?limit=1")["items"][0]
+
         assert cli("submit", "--name", "long", *PACED, "500").returncode == 0
-        assert cli("resize", "long", "1").returncode == 0
-        until(lambda: len(asked(cli, "describe", "long")["slots"]) == 1)
+        assert "pinned to 1 worker" in cli("resize", "long", "1").stdout
+        until(lambda: len(job()["slots"]) == 1)
         assert cli("resize", "long", "0").returncode == 0
-        until(lambda: asked(cli, "describe", "long")["workers"] == 2)
+        until(lambda: job()["workers"] == 2)
         told = cli("reclaim", "1")
         assert told.returncode == 0, told.stderr
-        until(lambda: asked(cli, "describe", "long")["workers"] == 1)
+        until(lambda: job()["workers"] == 1)
         assert "reclaimed" in cli("nodes").stdout
         assert "it goes on with 1 slot" in cli("jobs").stdout
         assert "it runs on" in cli("why", "long").stdout
         assert cli("reclaim", "0", "--return").returncode == 0
-        until(lambda: asked(cli, "describe", "long")["workers"] == 2)
+        until(lambda: job()["workers"] == 2)
         node = asked(cli, "nodes")[0]["id"]
         assert cli("drain", node).returncode == 0
-        until(lambda: asked(cli, "describe", "long")["activity"] == "suspended")
+        until(lambda: job()["activity"] == "suspended")
         assert cli("drain", node, "--undo").returncode == 0
-        until(lambda: asked(cli, "describe", "long")["workers"] == 2)
-        assert cli("cancel", "long").returncode == 0
-        until(lambda: not any(n["busy"] for n in asked(cli, "nodes")))
-        again = cli("cancel", "long")
-        assert again.returncode == 3, again.stdout
+        until(lambda: job()["workers"] == 2)
+        assert "cancelled it" in cli("cancel", "long").stdout
+        until(lambda: not ask(running.url, "GET", "/cluster")["slots"]["busy"])
+        assert cli("resize", "long", "1").returncode == 3  # it has ended
         assert cli("drain", "nowhere").returncode in (2, 3)
 
 
 def test_ctrl_c_keeps_the_state_and_the_next_up_goes_on(cli: Cli, tmp_path: Path) -> None:
-    state = tmp_path / "state" / "concertina"
     with up(tmp_path) as first:
+
+        def job() -> Any:
+            return ask(first.url, "GET", "/jobs?limit=1")["items"][0]
+
         assert cli("submit", "--name", "kept", *PACED, "4").returncode == 0
-        until(lambda: asked(cli, "describe", "kept")["step"] > 10)
+        until(lambda: job()["step"] > 10)
         first.stop()
-        told = (state / f"up-{first.port}.log").read_text()
+        told = (first.state / f"up-{first.port}.log").read_text()
         assert "suspending 1 job; its state is kept" in told
         assert told.endswith("down. `concertina up` goes on where it was.\n")
         gone = cli("jobs")
         assert gone.returncode == 1
         assert gone.stderr.startswith("concertina: no cluster answers at http://127.0.0.1:8400; start one with")
         first.start()
-        wait_for_server(state, first.url)
-        until(lambda: asked(cli, "describe", "kept")["phase"] == "finished")
-        job = asked(cli, "describe", "kept")
-        assert (job["step"], job["exit"]) == (252, 0)
+        wait_for_server(first.state, first.url)
+        until(lambda: job()["phase"] == "finished")
+        assert (job()["step"], job()["exit"]) == (252, 0)
         assert cli("down").stdout == "down\n"
         until(lambda: not first.alive)
 
