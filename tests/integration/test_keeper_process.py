@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from etcd_server import etcd
 
 from concertina.backends.local import LocalBackend
 from concertina.cluster import keys
 from concertina.cluster.codec import dump, load
 from concertina.cluster.keeper_start import (
+    LOCK,
+    end_holders,
     is_held,
     job_folder,
     keeper_alive,
@@ -70,11 +73,11 @@ LIMIT_SECONDS = 100.0
 class Trial:
     """A cluster of one job, whose controller is the test."""
 
-    def __init__(self, folder: Path, pace: float = 0.02, script: str = JOB) -> None:
+    def __init__(self, folder: Path, pace: float = 0.02, script: str = JOB, address: str = "") -> None:
         self.folder, self.state_dir = folder, folder / "state"
         self.state_dir.mkdir(parents=True)
         (folder / "job.py").write_text(script)
-        self.address = f"sqlite:{self.state_dir / 'cluster.db'}"
+        self.address = address or f"sqlite:{self.state_dir / 'cluster.db'}"
         self.store = open_store(self.address)
         request = JobRequest(
             id="j",
@@ -149,9 +152,7 @@ class Trial:
         return (self.folder / "digest").read_text()
 
     def close(self) -> None:
-        keeper = self.keeper
-        if keeper is not None and keeper_alive(keeper):
-            os.kill(keeper.pid, signal.SIGKILL)
+        end_holders(job_folder(self.state_dir, "j") / LOCK)
         self.gone()
         self.store.close()
 
@@ -351,6 +352,25 @@ def test_a_job_that_is_interrupted_as_soon_as_it_goes_on_stands_where_it_stood(
     (tmp_path / "stop").unlink()
     assert run(replace(settings, resume=newest_whole(tmp_path / "saved")[0]), backend=backend).steps == STEPS
     assert (tmp_path / "digest").read_text() == wanted
+
+
+@pytest.mark.slow
+def test_a_job_trains_on_while_etcd_does_not_answer(trial: Callable[..., Trial], wanted: str) -> None:
+    with etcd() as server:
+        job = trial(pace=0.1, address=server.address("keeper"))
+        job.start(0, 1)
+        job.settled()
+        job.steps(2)
+        server.processes[0].send_signal(signal.SIGSTOP)
+        before = job.story("step")[-1]["step"]
+        time.sleep(6.0)  # longer than the lease lasts
+        assert job.story("step")[-1]["step"] > before
+        server.processes[0].send_signal(signal.SIGCONT)
+        job.decide(1, 2, 3)
+        job.settled()
+        end = job.until(lambda seen: seen.activity is Activity.FINISHED)
+        assert (end.attempt, job.digest) == (1, wanted)
+        job.close()
 
 
 @pytest.mark.slow
