@@ -16,7 +16,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 from tests.browser.served_site import Site
 
-PATIENCE_SECONDS = 40.0  # for anything to appear; nothing is asserted about how long it takes
+PATIENCE_SECONDS = 60.0  # for anything to appear; nothing is asserted about how long it takes
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -77,6 +77,16 @@ class Browser:
         """prefers(color_scheme="dark", reduced_motion="reduce")"""
         plain = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": plain})
+
+    def block(self, *urls: str) -> None:
+        """From now on these can not be loaded, and no others."""
+        self.driver.execute_cdp_cmd("Network.enable", {})
+        self.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": list(urls)})
+
+    def spoken(self) -> list[tuple[str, str]]:
+        """Role and name of everything that a screen reader meets."""
+        nodes = self.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+        return [(n["role"]["value"], n.get("name", {}).get("value", "")) for n in nodes if not n["ignored"]]
 
     def complaints(self) -> list[str]:
         logged = [str(entry["message"]) for entry in self.driver.get_log("browser") if entry["level"] != "INFO"]
