@@ -126,6 +126,7 @@ def test_a_file_that_others_are_just_making_is_waited_for(tmp_path: Path) -> Non
     releasing.start()
     with SqliteStore.open(tmp_path / "s.db") as store:
         store.put("a", b"")
+        assert store.get("a") is not None
     releasing.join()
     other.close()
 

@@ -169,14 +169,9 @@ class Feed:
         self.dataset = dataset
         self.options = options
         self._collate = options.collate_fn or default_collate
-        self._samplers: list[DistributedSampler[Any]] = [
-            DistributedSampler(
-                dataset, virtual, v, shuffle=options.shuffle, seed=options.seed, drop_last=options.drop_last
-            )
-            for v in range(virtual)
-        ]
+        self._virtual = virtual
         self._orders: dict[tuple[int, int], list[int]] = {}  # by virtual worker and epoch
-        self.samples = len(self._samplers[0])  # of one virtual worker in an epoch
+        self.samples = len(self._sampler(0))  # of one virtual worker in an epoch
         self.plan: CutPlan | None = None  # where batches are not all of `batch_size`
         self.batches_per_epoch = len(self._cut(0, 0))
         self.lanes: dict[Lane, LaneState] = {}  # as of the last batch that was handed out
@@ -188,23 +183,23 @@ class Feed:
 
     def _order(self, v: int, epoch: int) -> list[int]:
         """The samples of virtual worker v in an epoch; those of this epoch are kept."""
-        if (v, epoch) not in self._orders:
-            self._samplers[v].set_epoch(epoch)
-            self._orders = {key: order for key, order in self._orders.items() if key[1] == epoch}
-            self._orders[v, epoch] = list(self._samplers[v])
-        return self._orders[v, epoch]
+        found = self._orders.get((v, epoch))
+        if found is None:
+            sampler = self._sampler(v)
+            sampler.set_epoch(epoch)
+            found = list(sampler)
+            kept = {key: order for key, order in self._orders.items() if key[1] == epoch}
+            self._orders = {**kept, (v, epoch): found}  # replaced as a whole: two threads may be here
+        return found
+
+    def _sampler(self, v: int) -> DistributedSampler[Any]:
+        o = self.options
+        return DistributedSampler(self.dataset, self._virtual, v, shuffle=o.shuffle, seed=o.seed, drop_last=o.drop_last)
 
     def get_ready(self, epoch: int, order: Sequence[int]) -> None:
         """Beside training, for virtual workers that are about to come here: long lists take a while to make."""
         for v in order:
-            if (v, epoch) not in self._orders:
-                o = self.options
-                sampler: DistributedSampler[Any] = DistributedSampler(
-                    self.dataset, len(self._samplers), v, shuffle=o.shuffle, seed=o.seed, drop_last=o.drop_last
-                )
-                sampler.set_epoch(epoch)
-                made = list(sampler)
-                self._orders = {**self._orders, (v, epoch): made}
+            self._order(v, epoch)
 
     def _cut(self, v: int, epoch: int) -> list[tuple[int, ...]]:
         order = self._order(v, epoch)

@@ -17,7 +17,7 @@ SLOTS = 4  # records kept per virtual worker
 META = 1 << 16  # bytes for what a follower needs of one step
 METAS = 4  # steps of it that are kept
 
-_CLOCK, _PUBLISHED, _ROUND, _SWITCH_GENERATION, _SWITCH_STEP, _OVERWRITTEN, _CANNOT_READ = 0, 1, 2, 3, 4, 5, 6
+_CLOCK, _PUBLISHED, _SWITCH_GENERATION, _SWITCH_STEP, _OVERWRITTEN, _CANNOT_READ = range(6)
 _PLACE = 8  # epoch, loader, pass, batch
 _HANDED = 16  # length of the address of the state handed over, and the address
 _DESCRIBED = 32  # generation it was made for, length of the address of a description of the state, and the address
@@ -187,15 +187,6 @@ class Desk:
         generation, step, size = self.words[_SWITCH_GENERATION], self.words[_SWITCH_STEP], self.words[_HANDED]
         raw = self.segment.memory[8 * (_HANDED + 1) : 8 * (_HANDED + 1) + size]
         return generation, step, raw.decode()
-
-    @property
-    def round(self) -> int:
-        """The recovery point that was written last."""
-        return self.words[_ROUND]
-
-    @round.setter
-    def round(self, value: int) -> None:
-        self.words[_ROUND] = value
 
 
 def newest_context(desks: Sequence[Desk], v: int, number: int) -> tuple[bytes, bool] | None:

@@ -1,7 +1,7 @@
-"""A cheap fingerprint of the parameters, compared between workers at every step.
+"""A cheap fingerprint of the parameters, compared between workers every few steps.
 
 Each parameter contributes a sample of its bit patterns, spread over its memory; samples are summed per bucket as
-integers, so that equal replicas give equal numbers and a divergence is located to a bucket within a step.
+integers, so that equal replicas give equal numbers and a divergence is located to a bucket.
 """
 
 import torch

@@ -69,6 +69,7 @@ class Elastic:
         self._spoiled = False  # gradients of this step were overwritten after the update
         self._stepped: dict[str, list[dict[str, Any]]] = {}  # optimizers of this step, with their hyperparameters
         self._grads_at: dict[int, int] = {}  # parameter -> address of the gradient that was used
+        self._joining: tuple[int, list[Desk]] = (0, [])  # for a main worker that leaves: generation, newcomers' desks
         self.sources: list[Desk] = []  # a newcomer's: of those who trained before it did
         self.point_batch = 0  # the batch to go on with from the last recovery point
         self.switched_at = 0.0
@@ -94,9 +95,10 @@ class Elastic:
         """Meets the others. With `advances`, what this round did counts from here on; `steps` optimizer steps of it."""
         self._membership.hold(self.step + steps, self._while_held)
         self._wait_for_newcomers(self.step + steps)
+        vote = self._vote(self.step + steps)  # before contexts are kept: with it, they are not final yet
         if advances:
             self._keep_contexts(self._engine.point + 1)
-        words = [*self.wishes(), self._vote(self.step + steps), *self._digests]
+        words = [*self.wishes(), vote, *self._digests]
         heard = self.generation.fabric.exchange(words)
         if advances:
             self._engine.point += 1
@@ -130,17 +132,25 @@ class Elastic:
 
     def _newcomers_follow(self) -> bool:
         """Whether every newcomer stands where we stand, at most a step behind: only then will nobody wait for it."""
-        wanted, pending = self._membership.wanted, self._membership.pending
-        if wanted is None or self._membership.number not in wanted.members:
-            return True  # the main worker leaves; another one's vote would do, but newcomers have been synced once
-        if pending is None:
-            return False
         here = self._desk.place[:3]
-        for number in wanted.joiners:
-            desk = pending.desks[number]
-            if desk.place[:3] != here or desk.clock < 2 * (self.step - 1):
-                return False
-        return True
+        desks = self._joining_desks()
+        return desks is not None and all(desk.place[:3] == here and desk.clock >= 2 * (self.step - 1) for desk in desks)
+
+    def _joining_desks(self) -> list[Desk] | None:
+        """The newcomers' desks; None if one cannot be found. A main worker that leaves has not built with them."""
+        wanted, pending = self._membership.wanted, self._membership.pending
+        if wanted is None:
+            return None
+        if pending is not None:
+            return [pending.desks[number] for number in wanted.joiners]
+        if self._joining[0] != wanted.generation:
+            places = dict(zip(wanted.members, wanted.desks, strict=True))
+            try:
+                desks = [Desk.open(places[number], self._engine.virtual) for number in wanted.joiners]
+            except OSError:
+                return None
+            self._joining = (wanted.generation, desks)
+        return self._joining[1]
 
     @property
     def is_main(self) -> bool:
@@ -194,7 +204,6 @@ class Elastic:
                 self._late_draws = True
             if self._packed.get(v) != packed or not self._desk.make_final(v, engine.point):
                 self._put(v, engine.point, packed, final=True)
-        self._desk.round = engine.point
 
     def needs_final(self) -> bool:
         """Whether to look again, at the end of a round, at contexts that were kept before the optimizer acted.
@@ -223,7 +232,7 @@ class Elastic:
         began = time.monotonic()
         old = self.generation
         if wanted.joiners and self.is_main:
-            whole = any(self._joining_desk(number).cannot_read for number in wanted.joiners)
+            whole = any(desk.cannot_read for desk in self._joining_desks() or ())
             self._handed = hand_over(self.prepared, self.rest_of_state(), whole)
             self._desk.announce_switch(generation, self.step, self._handed.address)
         else:
@@ -236,18 +245,11 @@ class Elastic:
         membership.say(op="switched", generation=generation, step=self.step)  # the next change may come from here on
         self._previous = old
         self._engine.take_up(new)
-        self._load_moved(old, new)
+        self._load_moved(old)
         self.keep_anew()
         self.switched_at = time.monotonic() - began
 
-    def _joining_desk(self, number: int) -> Desk:
-        wanted, pending = self._membership.wanted, self._membership.pending
-        assert wanted is not None
-        if pending is not None:
-            return pending.desks[number]
-        return Desk.open(wanted.desks[wanted.members.index(number)], self._engine.virtual)
-
-    def _load_moved(self, old: Generation, new: Generation) -> None:
+    def _load_moved(self, old: Generation) -> None:
         """Contexts of the virtual workers that come here, from the desks of those who had them."""
         engine, feeds = self._engine, self.feeds()
         for v in engine.order:

@@ -1,20 +1,18 @@
 """Choosing how gradients are summed."""
 
-import tempfile
 from pathlib import Path
 
 from concertina.core.env import WorkerEnv
 from concertina.core.errors import UsageError
 from concertina.runtime.buckets import BucketLayout
 from concertina.runtime.fabric import Fabric
-from concertina.runtime.gloo_contexts import ContextsReducer, GlooContexts, follows_ring_order
+from concertina.runtime.gloo_contexts import ContextsReducer, GlooContexts
 from concertina.runtime.group import Group
 from concertina.runtime.membership import Generation
 from concertina.runtime.reduce import LocalFold, NativeAllReduce, Reducer, VirtualRing
 from concertina.runtime.shared_fold import SharedFold
 
 CHOICES = ("auto", "shared", "ring", "contexts")
-PROBED = 3  # ranks of the probe: with two, there is only one order
 
 
 class ReducerFactory:
@@ -43,10 +41,3 @@ class ReducerFactory:
     def _rendezvous(self, kind: str, fabric: Fabric, layout: BucketLayout) -> Path:
         """A file that no group has used before: a generation has one layout, and after DDP's rebuild another."""
         return Path(self._env.run_dir) / f"{kind}-{fabric.generation}-{int(layout.rebuilt)}"
-
-
-def gloo_follows_ring_order() -> bool:
-    """Whether this build of gloo adds in the order that we add in, asked of gloo itself in this one process."""
-    with tempfile.TemporaryDirectory(prefix="concertina-probe-") as folder:
-        contexts = GlooContexts(Path(folder) / "probe", PROBED, tuple(range(PROBED)))
-        return follows_ring_order(contexts)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,6 +41,7 @@ from concertina.runtime.reducers import ReducerFactory
 from concertina.runtime.rng import RandomState
 from concertina.runtime.scaling import BatchScale, gate_rate, parts_of, script_factor
 from concertina.runtime.scan import check_model, check_nothing_forgotten, check_optimizer
+from concertina.runtime.segments import Segment
 from concertina.runtime.shards import ShardStream, make_stream
 from concertina.runtime.virtual import VirtualEngine
 
@@ -270,13 +272,24 @@ class Session:
 
     def _take_parameters_of_first(self, engine: VirtualEngine, generation: Generation) -> None:
         """As DDP does: what the worker of virtual worker 0 has initialised is what all start with."""
-        home = generation.placement.host(0)
-        with torch.no_grad():
-            for tensor in [*self._prepared.model.parameters(), *engine.buffers.flats]:
-                mine = tensor_to_bytes(tensor) if generation.rank == home else b""
-                data = generation.fabric.gather_bytes(mine)[home]
-                if generation.rank != home:
-                    tensor.copy_(tensor_from_bytes(memoryview(data), tensor.detach()))
+        home, fabric = generation.placement.host(0), generation.fabric
+        tensors = [*self._prepared.model.parameters(), *engine.buffers.flats]
+        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        segment = Segment.create(sum(sizes)) if generation.rank == home else None
+        if segment is not None:
+            for at, tensor in zip(accumulate(sizes, initial=0), tensors, strict=False):
+                data = tensor_to_bytes(tensor)
+                segment.memory[at : at + len(data)] = data
+        address = fabric.gather_bytes(segment.address.encode() if segment is not None else b"")[home]
+        if segment is None:
+            try:
+                theirs = Segment.open(address.decode()).memory
+            except OSError:
+                raise PeersLost([generation.formation.members[home]]) from None
+            with torch.no_grad():
+                for at, size, tensor in zip(accumulate(sizes, initial=0), sizes, tensors, strict=False):
+                    tensor.copy_(tensor_from_bytes(memoryview(theirs[at : at + size]), tensor.detach()))
+        fabric.meet()  # everybody has taken them
 
     def _gate(self, prepared: Prepared, engine: VirtualEngine) -> None:
         for optimizer in prepared.optimizers:
