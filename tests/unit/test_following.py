@@ -2,7 +2,8 @@
 
 import os
 from collections import Counter
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from concertina.runtime.catch_up import ELEMENTWISE, LEAVES_GRADIENTS, CatchUp
 from concertina.runtime.desk import METAS, Desk
 from concertina.runtime.handover import pack, unpack
 from concertina.runtime.prepared import Prepared
+from concertina.runtime.shown import Shown
 from concertina.runtime.state_map import describe
 from concertina.runtime.sums import OthersSums, SharedSums
 
@@ -210,3 +212,70 @@ def test_tensors_can_be_handed_over_too() -> None:
     back = unpack(pack({"average": torch.arange(3.0), "betas": (1, 2)}))
     assert torch.equal(back["average"], torch.arange(3.0))
     assert back["betas"] == (1, 2)
+
+
+class Shows:
+    """A member with `shown.py` itself, and nothing else around it."""
+
+    def __init__(self) -> None:
+        self.prepared = prepared_of(torch.optim.AdamW, 1)
+        self.desk = Desk.create(2, 100)
+        self.engine = SimpleNamespace(reducer=object(), on_update=None, before_results=None, on_spoiled=None)
+        wanted = SimpleNamespace(joiners=(7,), generation=3)
+        membership = SimpleNamespace(wanted=wanted, in_background=lambda work: work())
+        self.shown = Shown(cast(Any, self.engine), cast(Any, membership), self.desk)
+        self.shown.prepared = self.prepared
+        self.step()  # the optimizer makes its state
+        self.shown.show()
+
+    def step(self) -> None:
+        for p in self.prepared.model.parameters():
+            p.grad = torch.randn_like(p)
+        if self.engine.on_update is not None:
+            self.engine.on_update(0)
+        self.prepared.optimizers[0].step()
+        self.shown.step += 1
+
+    def last_note(self) -> dict[str, Any]:
+        note = self.desk.read_note(self.desk.noted)
+        assert note is not None
+        return note
+
+
+def _zero(grad: torch.Tensor) -> None:
+    grad.data.zero_()  # as scripts of old do it, past autograd's counting of versions
+
+
+@pytest.mark.parametrize(("meddle", "spoiled"), [(lambda grad: None, False), (_zero, True)])
+def test_gradients_that_a_script_changes_after_the_update_spoil_the_step(meddle: Any, spoiled: bool) -> None:
+    member = Shows()
+    for _ in range(2):
+        member.step()
+        assert member.last_note()["step"] == member.shown.step
+        assert member.desk.clock % 2 == 1
+        for p in member.prepared.model.parameters():
+            meddle(p.grad)
+        member.shown.show()
+        assert member.last_note() == {"step": member.shown.step, "updates": 1, "spoiled": spoiled}
+        assert member.desk.clock == 2 * member.shown.step
+
+
+def test_state_that_has_moved_is_described_again() -> None:
+    member = Shows()
+    before = member.desk.described
+    member.step()
+    param = next(iter(member.prepared.model.parameters()))
+    state = member.prepared.optimizers[0].state[param]
+    state["exp_avg"] = state["exp_avg"].clone()
+    member.shown.show()
+    assert member.last_note()["spoiled"]
+    assert member.desk.described != before
+
+
+def test_tensors_among_hyperparameters_are_not_shown() -> None:
+    member = Shows()
+    member.prepared.optimizers[0].param_groups[0]["lr"] = torch.tensor(0.1)
+    member.step()
+    note = member.last_note()
+    assert note["optimizer"] == 0
+    assert "grads" not in note

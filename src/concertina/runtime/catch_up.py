@@ -119,8 +119,8 @@ class CatchUp:
         """A few milliseconds of copying, or one update of the optimizers; False if there was nothing to do."""
         if self.follow_note():
             return True
-        if self._by_copy:
-            return False
+        if self._by_copy or self._desk.clock % 2:
+            return False  # nothing can be read while the member's optimizers act
         until = time.monotonic() + WORK_SECONDS
         did = False
         while time.monotonic() < until and self._desk.noted == self._read:

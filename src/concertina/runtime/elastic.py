@@ -30,6 +30,7 @@ STOP, CHECKPOINT, INTERRUPT = 0, 1, 2  # wishes; one worker's is everybody's
 WISHES = 3
 COMPARE_FIRST, COMPARE_EVERY = 16, 8  # steps whose parameters are compared between workers
 LOOK_FIRST, LOOK_EVERY = 8, 64  # steps at whose end contexts are looked at again
+PATIENT_LOOKS = 50  # at newcomers that are not in step yet
 HOLD_SECONDS = 120.0  # that a planned change may keep everybody waiting for newcomers
 
 
@@ -53,6 +54,7 @@ class Elastic:
         self._digest_step = 0
         self._previous: Generation | None = None  # kept until the first step of the present one counts
         self._handed: Segment | None = None
+        self._looked = 0  # at newcomers, in steps since the last change
         self._packed: dict[int, bytes] = {}
         self._late_draws = False  # the script draws random numbers after backward()
         self._looks_again = True  # at the end of this round
@@ -130,6 +132,7 @@ class Elastic:
             return 0
         if not wanted.joiners or not self.is_main:
             return vote
+        self._looked += 1
         return vote if self._newcomers_follow() else 0
 
     def _wait_for_newcomers(self, step: int) -> None:
@@ -144,10 +147,16 @@ class Elastic:
             time.sleep(2e-4)
 
     def _newcomers_follow(self) -> bool:
-        """Whether every newcomer stands where we stand, at most a step behind: only then will nobody wait for it."""
+        """Whether every newcomer stands where we stand and has made every step: only then will nobody wait for it.
+
+        Where steps are so short that it never has when we look, a step behind will do.
+        """
         here = self._desk.place[:3]
         desks = self._joining_desks()
-        return desks is not None and all(desk.place[:3] == here and desk.clock >= 2 * (self.step - 1) for desk in desks)
+        behind = 0 if self._looked < PATIENT_LOOKS else 1
+        return desks is not None and all(
+            desk.place[:3] == here and desk.clock >= 2 * (self.step - behind) for desk in desks
+        )
 
     def _joining_desks(self) -> list[Desk] | None:
         """The newcomers' desks; None if one cannot be found. A main worker that leaves has not built with them."""
@@ -261,7 +270,7 @@ class Elastic:
             raise Left()
         new = membership.take_pending(generation)
         membership.say(op="switched", generation=generation, step=self.step)  # the next change may come from here on
-        self._previous = old
+        self._previous, self._looked = old, 0
         self._engine.take_up(new)
         old.kept += self._shown.stop()  # what newcomers still need of this step stays until they have come
         self._load_moved(old)

@@ -33,6 +33,7 @@ class Shown:
         self._described = 0  # the generation whose newcomers know where our state lies
         self._described_at: list[int] = []
         self._description: Segment | None = None
+        self._sharing: Any = None  # the reducer that was asked to share its sums
         self._spoiled = False  # gradients of this step were overwritten after the update
         self._updates = 0  # of this step, so far
         self._taken: list[tuple[list[Tensor], Tensor]] = []  # this step's gradients as optimizers took them; a sample
@@ -66,8 +67,8 @@ class Shown:
         """Nobody follows any more; what those who did may still be reading."""
         self._engine.on_update = None
         self._described = 0
-        kept = [self._taken, self._taken_before]
-        self._taken, self._taken_before = [], []
+        kept = [self._taken, self._taken_before, self._sharing]
+        self._taken, self._taken_before, self._sharing = [], [], None
         stop_sharing = getattr(self._engine.reducer, "stop_sharing", None)
         if stop_sharing is not None:
             stop_sharing()
@@ -88,13 +89,18 @@ class Shown:
         self._description.memory[: len(description) + 8] = len(description).to_bytes(8, "little") + description
         self._described, self._described_at = generation, self._where()
         self._begin_step()
-        share_sums = getattr(self._engine.reducer, "share_sums", None)
-        if share_sums is not None:
-            self._membership.in_background(share_sums)
+        self._share()
         self._engine.on_update = self._before_update
         self._engine.before_results = self._before_results
         self._engine.on_spoiled = self._on_spoiled
         self._desk.describe(generation, self._description.address)
+
+    def _share(self) -> None:
+        """Lets the sums lie where newcomers can use them, as soon as there is memory for it."""
+        self._sharing = self._engine.reducer
+        share_sums = getattr(self._sharing, "share_sums", None)
+        if share_sums is not None:
+            self._membership.in_background(share_sums)
 
     # -- while a step goes on ----------------------------------------------------------------------------------------
 
@@ -102,6 +108,8 @@ class Shown:
         """Optimizer k is about to step: notes the gradients and hyperparameters that it takes."""
         self._desk.clock = 2 * self.step + 1
         self._updates += 1
+        if self._engine.reducer is not self._sharing:  # DDP's rebuild of the buckets has brought another
+            self._share()
         optimizer = self.prepared.optimizers[k]
         groups = [{n: v for n, v in group.items() if n != "params"} for group in optimizer.param_groups]
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
