@@ -693,6 +693,7 @@ class Session:
 
     def _change_over(self, generation: int) -> None:
         assert self._pass is not None
+        self.elastic.announce(generation)
         self._account()
         try:
             self.elastic.change_over(generation)
