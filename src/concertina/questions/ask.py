@@ -11,6 +11,7 @@ from concertina.core.cluster import Snapshot
 from concertina.core.job import JobPhase, JobSpec, JobView
 from concertina.core.plan import Admitted, Rejected
 from concertina.policies.admission import rule_of
+from concertina.policies.round import surviving
 from concertina.policies.table import Table
 from concertina.questions.answers import Band, Delay, Eta, Quote
 from concertina.questions.arrivals import arrivals
@@ -192,7 +193,7 @@ def _promise(snapshot: Snapshot, spec: JobSpec, basis: Basis) -> tuple[Admitted 
     curve, _ = basis.curves.of(spec)
     admit = rule_of(basis.policy)
     slots = [snapshot.cluster.slots_of(kind) for kind in snapshot.cluster.types]
-    table = Table.from_snapshot(_taken(snapshot), basis.curves)
+    table = Table.from_snapshot(surviving(_taken(snapshot), basis.policy, basis.curves), basis.curves)
     answer = admit(spec, curve, slots, table)
     hint = answer.earliest_s if isinstance(answer, Rejected) else None
     if hint is None and isinstance(answer, Rejected) and (spec.deadline_s is None or spec.soft):

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from concertina.core.cluster import Snapshot
 from concertina.core.job import JobPhase, JobSpec, JobView
 from concertina.policies.base import Policy, Shares
-from concertina.policies.round import Change
+from concertina.policies.round import GANGS, Change, surviving
 from concertina.policies.table import Floats, Table
-from concertina.questions.stand_in import GANGS, StandIn
+from concertina.questions.stand_in import StandIn
 from concertina.simulator.engine import Setting, Simulation
 from concertina.simulator.recorder import JobNotes
 
@@ -135,7 +135,7 @@ class Forward(Simulation):
         self._late: list[Change] = []
         self._stand_in = StandIn(gang=self.policy.admission in GANGS)
         self._lose_nodes(snapshot)
-        for view in snapshot.jobs:
+        for view in surviving(snapshot, self.policy, setting.curves).jobs:
             if view.phase is not JobPhase.SUBMITTED:
                 self._continue(view)
         self._used = self.recorder.used
@@ -177,13 +177,8 @@ class Forward(Simulation):
             note.start_s = now if view.first_start_s is None else view.first_start_s
         self.recorder.waiting += 1
         self.recorder.demand += spec.gpus
-        if view.workers and self._is_up(view):
+        if view.workers:
             self._hold(row, view)
-
-    def _is_up(self, view: JobView) -> bool:
-        """Whether all its devices are still there; a job on a lost node waits for others."""
-        down = {self.setting.cluster.nodes[node].id for node in self.cluster.down}
-        return not any(node in down for node, _ in view.placement)
 
     def _hold(self, row: int, view: JobView) -> None:
         table, cluster = self.table, self.cluster
