@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from concertina.core.cluster import Snapshot
 from concertina.core.job import JobPhase, JobSpec, JobView
 from concertina.policies.base import Policy, Shares
+from concertina.policies.placement import Spot
 from concertina.policies.round import GANGS, Change, surviving
 from concertina.policies.table import Floats, Table
 from concertina.questions.stand_in import StandIn
@@ -134,6 +135,7 @@ class Forward(Simulation):
         self._idle_since = snapshot.now
         self._late: list[Change] = []
         self._stand_in = StandIn(gang=self.policy.admission in GANGS)
+        self._index = {node.id: i for i, node in enumerate(snapshot.cluster.nodes)}
         self._lose_nodes(snapshot)
         for view in surviving(snapshot, self.policy, setting.curves).jobs:
             if view.phase is not JobPhase.SUBMITTED:
@@ -143,7 +145,7 @@ class Forward(Simulation):
 
     def forward(self) -> Course:
         """Run to the end."""
-        self.run(lambda: 0.0, "forward")
+        self._play(lambda: 0.0)
         refused = {note.spec.id: note.reason for note in self.notes if note.phase is JobPhase.REJECTED}
         return Course(starts=self.starts, ends=self.ends, refused=refused, rows=self.rows, changes=self.changes)
 
@@ -183,11 +185,11 @@ class Forward(Simulation):
     def _hold(self, row: int, view: JobView) -> None:
         table, cluster = self.table, self.cluster
         key = table.keys[row]
-        index = {node.id: i for i, node in enumerate(cluster.cluster.nodes)} if view.placement else {}
-        spots = tuple((index[node], count) for node, count in view.placement)
+        spots: tuple[Spot, ...] = ()
         if cluster.placer is not None:
+            spots = tuple((self._index[node], count) for node, count in view.placement)
             cluster.placer.take(key, spots)
-        cluster.spots[key] = spots if cluster.placer is not None else ()
+        cluster.spots[key] = spots
         table.hold(row, view.workers, nodes=len(spots) or None)
         self.notes[key].phase = JobPhase.RUNNING
         self.starts[view.spec.id] = table.now
@@ -232,6 +234,10 @@ class Forward(Simulation):
 
     def _close(self) -> None:
         """Nobody asks why those who are left do not go on."""
+
+    def _efficiency(self, row: int) -> float:
+        """Nor how well devices are used."""
+        return 0.0
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
