@@ -21,7 +21,8 @@ from concertina.core.batch_scaling import Scaling
 from concertina.core.checkpoints import check_whole, newest_whole
 from concertina.core.env import WorkerEnv, check_workers
 from concertina.core.errors import CheckpointError, JobFailed, UsageError
-from concertina.core.messages import MASTER
+from concertina.core.messages import EXIT_LEFT, MASTER
+from concertina.core.seats import choose
 from concertina.master.launch import MasterKeeper
 from concertina.master.machine import EXIT_INTERRUPTED_BY_USER, Change, Phase
 from concertina.master.service import JobSpec
@@ -30,6 +31,7 @@ from concertina.report import GenerationBook, Report, SampleBook
 
 STOP_SECONDS = 30.0  # a stopping worker may take this long to reach a step boundary and write its checkpoint
 POLL_SECONDS = 0.2
+ORPHAN_SECONDS = 60.0  # without a word from any master, a worker on another host ends itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,8 @@ class RunSettings:
     largest_batch: int = 0
     record_dir: Path | None = None
     run_dir: Path | None = None
+    store: str = ""  # on several hosts: a store that all of them reach; empty: the master has one of its own
+    job: str = ""  # its name there
 
     def __post_init__(self) -> None:
         check_script(self.script)
@@ -143,7 +147,17 @@ class Run:
             stall_s=settings.stall_s,
         )
         log = self._log_dir / "master.log"
-        self.master = MasterKeeper(self._private_dir, spec, lambda env: self._backend.start_master(env, log))
+        self._seats: dict[int, str] = {}  # worker -> host, where the backend has several
+        self._unseated: list[Mapping[str, Any]] = []  # words of the master that wait for a free slot
+        self._check_room()
+        self.master = MasterKeeper(
+            self._private_dir,
+            spec,
+            lambda env: self._backend.start_master(env, log),
+            store=settings.store,
+            job=settings.job or "job",
+            host=self._backend.address,
+        )
 
     def __enter__(self) -> "Run":
         return self
@@ -207,6 +221,10 @@ class Run:
             self._tell(event)
         for message in self.master.heard():
             self._obey(message)
+        if self._unseated:
+            waiting, self._unseated = self._unseated, []
+            for message in waiting:
+                self._start_worker(message)
         return self._over is not None
 
     def close_report(self) -> Report:
@@ -226,6 +244,7 @@ class Run:
         if op == "start":
             self._start_worker(message)
         elif op == "kill":
+            self._forget_unseated(message["workers"])
             self._backend.signal_workers(signal.SIGKILL, message["workers"])
         elif op == "stop":
             self._backend.signal_workers(signal.SIGTERM)
@@ -247,6 +266,11 @@ class Run:
     def _start_worker(self, message: Mapping[str, Any]) -> None:
         s = self.settings
         number = message["worker"]
+        hosts = self._backend.hosts()
+        host = choose(hosts, self._seats)
+        if hosts and host is None:
+            self._unseated.append(message)
+            return
         resume = self._newest_checkpoint() if message["resume"] else None
         env = WorkerEnv(
             virtual=s.virtual,
@@ -256,9 +280,11 @@ class Run:
             hold_at=message["hold_at"],
             launched=True,
             run_dir=str(self._private_dir),
-            store=self.master.store,
+            store=self.master.workers_store,
             job=self.master.job,
             key=self.master.key,
+            host=host.address if host else "",
+            orphan_s=max(ORPHAN_SECONDS, 3 * s.silence_s),
             resume=str(resume.resolve()) if resume else "",
             steps=s.steps,
             checkpoint_dir=str(s.checkpoint_dir.resolve()) if s.checkpoint_dir else "",
@@ -273,7 +299,28 @@ class Run:
             largest_batch=s.largest_batch,
         ).to_environ()
         del env["CONCERTINA_EVENTS_FD"]  # the nursery's own pipe
-        self._backend.start_worker(number, s.script.resolve(), s.args, env, self.log_path(number))
+        log = self.log_path(number)
+        if host is None:
+            self._backend.start_worker(number, s.script.resolve(), s.args, env, log)
+        else:
+            self._seats[number] = host.name
+            self._backend.start_worker(number, s.script.resolve(), s.args, env, log, host.name)
+
+    def _check_room(self) -> None:
+        hosts = self._backend.hosts()
+        room = sum(host.slots for host in hosts)
+        if hosts and room < self.settings.workers:
+            raise UsageError(
+                f"{self.settings.workers} workers on {len(hosts)} hosts with {room} slots together: "
+                f"use --workers {room} or fewer, or add hosts"
+            )
+
+    def _forget_unseated(self, workers: Sequence[int]) -> None:
+        """They have waited for a slot for too long."""
+        for message in self._unseated:
+            if message["worker"] in workers:
+                self.master.say(op="exited", worker=message["worker"], code=EXIT_LEFT)
+        self._unseated = [m for m in self._unseated if m["worker"] not in workers]
 
     def _newest_checkpoint(self) -> Path | None:
         """Where to go on from after everything was lost."""
@@ -294,6 +341,7 @@ class Run:
                 self.master.ended(event["code"])
         elif kind == "worker_exited":
             self.workers.pop(event["worker"], None)
+            self._seats.pop(event["worker"], None)
             self.master.say(op="exited", worker=event["worker"], code=event["code"])
         elif kind == "failed":
             self.master.say(op="failed", worker=event["worker"], error=event["error"])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from concertina.core.errors import JobFailed
 from concertina.core.messages import MASTER, decode
+from concertina.core.seats import Host
 
 LEAVE_SECONDS = 10.0
 
@@ -53,7 +54,15 @@ class LocalBackend:
         os.set_blocking(read, False)
         return cls(nursery, read, log_dir)
 
-    def start_worker(self, worker: int, script: Path, args: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    address = ""  # all workers are on this machine, and nobody has to find it
+
+    def hosts(self) -> Sequence[Host]:
+        """Where workers can be started; none: here, as many as are asked for."""
+        return ()
+
+    def start_worker(
+        self, worker: int, script: Path, args: Sequence[str], env: Mapping[str, str], log: Path, host: str = ""
+    ) -> None:
         command = {
             "worker": worker,
             "script": str(script),

@@ -62,11 +62,14 @@ class Desk:
         self._written[v] += 1
         head, at = self._head(v, slot), self._record(v, slot)
         self.words[head] = -1  # torn until the last line
+        self.segment.push(8 * head, 8)
         self.segment.memory[at : at + len(record)] = record
+        self.segment.push(at, len(record))
         self.words[head + 1] = int(final)
         self.words[head + 2] = len(record)
         self.words[head + 3] = self._written[v]
         self.words[head] = number
+        self.segment.push(8 * head, 8 * _SLOT_WORDS)
         return True
 
     def make_final(self, v: int, number: int) -> bool:
@@ -75,6 +78,7 @@ class Desk:
         if self.words[head] != number:
             return False
         self.words[head + 1] = 1
+        self.segment.push(8 * (head + 1), 8)
         return True
 
     def context(self, v: int, number: int) -> tuple[bytes, bool] | None:
@@ -105,6 +109,7 @@ class Desk:
     @clock.setter
     def clock(self, value: int) -> None:
         self.words[_CLOCK] = value
+        self.segment.push(8 * _CLOCK, 8)
 
     # -- where in the data, for those who follow ---------------------------------------------------------------------
 
@@ -118,6 +123,7 @@ class Desk:
     def place(self, value: tuple[int, int, int, int]) -> None:
         for k, word in enumerate(value):
             self.words[_PLACE + k] = word
+        self.segment.push(8 * _PLACE, 32)
 
     @property
     def cannot_read(self) -> bool:
@@ -127,6 +133,7 @@ class Desk:
     @cannot_read.setter
     def cannot_read(self, value: bool) -> None:
         self.words[_CANNOT_READ] = int(value)
+        self.segment.push(8 * _CANNOT_READ, 8)
 
     # -- what a follower needs of a step -----------------------------------------------------------------------------
 
@@ -137,6 +144,7 @@ class Desk:
         self.segment.memory[at : at + len(raw)] = raw
         self.words[_DESCRIBED + 1] = len(raw)
         self.words[_DESCRIBED] = generation
+        self.segment.push(8 * _DESCRIBED, 16 + len(raw))
 
     @property
     def described(self) -> tuple[int, str]:
@@ -151,6 +159,7 @@ class Desk:
     @overwritten.setter
     def overwritten(self, step: int) -> None:
         self.words[_OVERWRITTEN] = step
+        self.segment.push(8 * _OVERWRITTEN, 8)
 
     def publish(self, step: int, meta: Mapping[str, Any]) -> None:
         """The gradients of `step`, as the optimizer takes them, lie where `describe` said."""
@@ -160,7 +169,9 @@ class Desk:
         at = self._metas_at + (step % METAS) * META
         self.segment.memory[at + 8 : at + 8 + len(data)] = data
         self.words[at // 8] = len(data)
+        self.segment.push(at, 8 + len(data))
         self.words[_PUBLISHED] = step
+        self.segment.push(8 * _PUBLISHED, 8)
 
     @property
     def published(self) -> int:
@@ -179,7 +190,10 @@ class Desk:
         self.words[_HANDED] = len(raw)
         self.segment.memory[8 * (_HANDED + 1) : 8 * (_HANDED + 1) + len(raw)] = raw
         self.words[_SWITCH_STEP] = step
+        self.segment.push(8 * _SWITCH_STEP, 8)
+        self.segment.push(8 * _HANDED, 8 + len(raw))
         self.words[_SWITCH_GENERATION] = generation
+        self.segment.push(8 * _SWITCH_GENERATION, 8)
 
     @property
     def switch(self) -> tuple[int, int, str]:

@@ -23,6 +23,7 @@ from concertina.runtime.fabric import LIMIT_SECONDS, Fabric, PeersLost, Post
 from concertina.runtime.interrupts import Left
 from concertina.runtime.rendezvous import meet_in
 from concertina.runtime.turn_clock import TurnClock
+from concertina.runtime.wire import WireThread
 
 LEAVE_SECONDS = 60.0  # a leaver stays this long for those who may still read from it
 
@@ -54,10 +55,11 @@ Furnish = Callable[[Generation], Any]
 class Membership:
     """One worker's view of who it works with."""
 
-    def __init__(self, env: WorkerEnv, desk: Desk) -> None:
+    def __init__(self, env: WorkerEnv, desk: Desk, wire: WireThread | None = None) -> None:
         self.number = env.worker
         self._env = env
         self._desk = desk
+        self._wire = wire  # where the job spans several hosts
         first = Post.create()
         self._posts = {first.segment.address: first}  # offered to the master, each for one generation
         self._changed = threading.Condition()
@@ -86,7 +88,8 @@ class Membership:
         self.link: MasterLink | None = None
         if env.launched and env.store:
             name = f"worker-{self.number}"
-            self.link = MasterLink(env.store, env.job, env.key, name, self._on_message, self._sign_of_life)
+            orphan_s = env.orphan_s if env.host else 0.0
+            self.link = MasterLink(env.store, env.job, env.key, name, self._on_message, self._sign_of_life, orphan_s)
             self.say(op="arrived", post=first.segment.address, desk=desk.segment.address)
             self.link.start()
 
@@ -162,6 +165,8 @@ class Membership:
 
     def _on_lost(self, lost: list[int]) -> None:
         self._lost.update(lost)
+        if self._wire is not None:
+            self._wire.seal(tuple(lost))
         for fabric in self._watched:
             fabric.lose(lost)
         wanted = self._wanted
@@ -214,6 +219,7 @@ class Membership:
                 desks[member] = self._desk if member == self.number else Desk.open(address, self._env.virtual)
             except OSError:
                 raise PeersLost([member]) from None
+            fabric.keep(member, desks[member].segment)
         generation = Generation(formation, fabric, desks)
         fabric.meet()  # everybody has mapped everything
         generation.introductions = fabric.gather_bytes(self.introduce())
@@ -444,3 +450,5 @@ class Membership:
         if self.link is not None:
             with contextlib.suppress(OSError):
                 self.link.close(limit_s=2.0)
+        if self._wire is not None:
+            self._wire.close()
