@@ -16,9 +16,9 @@ from concertina.core.errors import Deposed
 from concertina.core.messages import MASTER
 from concertina.master.link import MasterLink
 from concertina.master.service import address_key
+from concertina.master.words import FROM_MASTER, FROM_MEMBER, seal
 from concertina.report import Report
 from concertina.runner import Run, RunSettings
-from concertina.master.words import FROM_MASTER, FROM_MEMBER, seal
 from concertina.store import Leadership, open_store
 
 JOB = """

@@ -117,10 +117,12 @@ class Job:
         for _ in range(200):
             for m in self.survivors():
                 for owner in range(len(self.members)):
-                    for _ in range(50):
+                    while owner not in m.lost and owner != m.rank and m.read[owner] < len(self.members[owner].changes):
                         self.deliver(m.rank, owner)
                 self.tell(m.rank)
                 self.act(m.rank)
+            if all(m.over for m in self.survivors()):
+                return
 
 
 @settings(max_examples=400, deadline=None)
@@ -145,3 +147,25 @@ def test_survivors_have_passed_the_same_meetings(size: int, seed: int, losses: i
     survivors = job.survivors()
     assert len({m.passed for m in survivors}) == 1, [(m.rank, m.passed) for m in survivors]
     assert all(m.over for m in survivors), "somebody waits for ever"
+
+
+def test_what_is_fetched_from_a_worker_that_is_lost_meanwhile_is_not_used() -> None:
+    """Others may have judged without that worker already."""
+    a, b, c, x = 0, 1, 2, 3
+    job = Job(4)
+    for rank in range(4):
+        job.act(rank)
+    for reader, owner in ((a, b), (a, c), (b, a), (b, c), (c, x)):
+        job.deliver(reader, owner)
+    job.taken_for_lost = [x]
+    for rank in (a, b, c):
+        job.tell(rank)
+    for reader, owner in ((b, a), (b, c)):
+        job.deliver(reader, owner)
+    job.act(b)
+    assert job.members[b].fetched == (x, c, 1)
+    job.taken_for_lost = [x, c]
+    for rank in (a, b):
+        job.tell(rank)
+    job.settle()
+    assert [m.passed for m in job.survivors()] == [0, 0]

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from concertina.core.errors import JobFailed
 from concertina.core.messages import MASTER, decode
@@ -29,8 +30,8 @@ class LocalBackend:
         self._pending = b""
 
     @classmethod
-    def open(cls, log_dir: Path, threads: int) -> "LocalBackend":
-        """Starts the nursery; workers can be asked for at once."""
+    def open(cls, log_dir: Path, threads: int, prefix: Sequence[str] = ()) -> Self:
+        """Starts the nursery; workers can be asked for at once. `prefix` is a command to start it through."""
         log_dir.mkdir(parents=True, exist_ok=True)
         read, write = os.pipe()
         env = {**os.environ, "CONCERTINA_EVENTS_FD": str(write)}
@@ -42,7 +43,7 @@ class LocalBackend:
             }
         with (log_dir / "nursery.log").open("ab") as log:
             nursery = subprocess.Popen(
-                [sys.executable, "-m", "concertina.runtime.nursery", str(write)],
+                [*prefix, sys.executable, "-m", "concertina.runtime.nursery", str(write)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -204,6 +204,9 @@ class MasterLink:
             if frame is None:
                 continue
             self._heard = time.monotonic()
+            if frame.get("gone"):
+                self._on_message({"op": "dismiss"})
+                continue
             body = self._channel.take(frame)
             if body is not None:
                 self._on_message(body)

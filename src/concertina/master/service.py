@@ -167,6 +167,10 @@ class MasterService:
 
     def _on_frame(self, peer: bytes, frame: dict[str, Any]) -> None:
         name = frame["from"]
+        if self._has_given_up(name):
+            data = seal({"gone": True, "fence": self._leadership.fence}, self._key, FROM_MASTER)
+            self._socket.send_multipart([peer, data], zmq.NOBLOCK)
+            return
         channel = self._channels.setdefault(name, Channel())
         if self._peers.get(name) != peer:
             channel.said_at = 0.0  # a new connection: what waited for it need not wait longer
@@ -177,6 +181,10 @@ class MasterService:
         if name != LAUNCHER:
             self._on_sign_of_life(number_of(name), frame.get("beat"))
         self._send([(name, channel.nod())])
+
+    def _has_given_up(self, name: str) -> bool:
+        """A worker whose end was reported speaks: its host was cut off for a while. It must not take part any more."""
+        return name != LAUNCHER and name not in self._channels and number_of(name) not in self._state.workers
 
     def _on_message(self, name: str, body: Any) -> None:
         event = event_of(name, body)

@@ -174,7 +174,7 @@ class Fabric:
         for rank in sorted(ranks):
             for segment in self._kept[rank]:
                 segment.seal()
-            places = [segments.offer(segment) for segment in self._kept[rank][:KEPT]]
+            places = [segment.offer() for segment in self._kept[rank][:KEPT]]
             with self._sealing:
                 at = _SEALS + _SEAL_WORDS * rank
                 for k, number in enumerate(places):
@@ -202,7 +202,7 @@ class Fabric:
         at = _SEALS + _SEAL_WORDS * lost
         numbers = [self._posts[holder].words[at + 2 + k] for k in range(KEPT)]
         try:
-            found = [segments.open_at(self._posts[holder].segment.address, number) for number in numbers if number]
+            found = [self._posts[holder].segment.another(number) for number in numbers if number]
         except OSError:
             time.sleep(0.05)  # it is gone, too; the master will say so
             return

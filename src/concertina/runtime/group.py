@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class Group:
         self.size = fabric.size
         self._fabric = fabric
         self._connections: set[int] = set()
+        self._broken: RuntimeError | None = None
         fabric.on_loss.append(self.cut)
         with _building, self.watched():
             before = _connections()
@@ -64,10 +65,20 @@ class Group:
     def sum_async(self, values: Tensor) -> Any:
         return self.pg.allreduce([values])
 
+    def try_to(self, work: Callable[[], None]) -> None:
+        """Inside the user's backward(): what breaks there is told by the next `watched`, where it can be dealt with."""
+        if self._broken is None:
+            try:
+                work()
+            except RuntimeError as error:
+                self._broken = error
+
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Turns a broken connection into the loss that caused it."""
         try:
+            if self._broken is not None:
+                raise self._broken
             yield
         except RuntimeError:
             until = time.monotonic() + NEWS_SECONDS

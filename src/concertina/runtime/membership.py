@@ -138,7 +138,7 @@ class Membership:
             elif op == "release":
                 self._next_hold, self._released = body["next_hold"], body["generation"]
             elif op == "dismiss":
-                self.dismissed = True
+                self._on_dismiss()
             self._changed.notify_all()
 
     def _on_form(self, formation: Formation, at_once: bool) -> None:
@@ -172,6 +172,12 @@ class Membership:
         wanted = self._wanted
         if wanted is not None and set(lost) & set(wanted.members):
             self._dropped.append(wanted.generation)
+
+    def _on_dismiss(self) -> None:
+        """The others do without this worker. If it did not know that, it waits for them somewhere, and in vain."""
+        self.dismissed = True
+        for fabric in self._watched:
+            fabric.lose([member for member in fabric.members if member != self.number])
 
     def _never(self, generation: int) -> None:
         """Nobody must wait for others to build this."""

@@ -54,18 +54,6 @@ def is_here(address: str) -> bool:
     return not place or (_wire is not None and _wire.is_here(place))
 
 
-def offer(segment: "Segment") -> int:
-    """The number that workers of other hosts find a copy of ours by; 0: there is nobody to find it."""
-    return 0 if _wire is None else int(_wire.offer(segment).rpartition("/")[2])
-
-
-def open_at(address: str, number: int) -> "Segment":
-    """What the maker of the segment at `address` has offered under that number."""
-    if _wire is None:
-        raise OSError("this worker has no connection to other hosts")
-    return _wire.mirror(f"{address.partition('@')[2].rpartition('/')[0]}/{number}")
-
-
 def host_of(address: str) -> str:
     """The host of a segment's maker; empty where nobody speaks of hosts."""
     return address.partition("@")[2].partition("/")[0].rpartition(":")[0]
@@ -81,6 +69,7 @@ class Segment:
         self.address = address  # how others open it, as long as the maker keeps the descriptor
         self.memory = mmap.mmap(fd, size)
         self._fd = fd
+        self._wire = _wire
         self._probe = os.dup(fd) if _wire is not None else -1  # stays when the descriptor is hidden
         self.readers: tuple[tuple[Reader, int], ...] = ()  # and the number that each knows this segment by
 
@@ -112,6 +101,16 @@ class Segment:
         """These bytes have changed. Others see changes in the order of these calls."""
         for reader, number in self.readers:
             reader.changed(number, self, at, size)
+
+    def offer(self) -> int:
+        """The number that workers of other hosts find this copy by; 0: there are none."""
+        return 0 if self._wire is None else int(self._wire.offer(self).rpartition("/")[2])
+
+    def another(self, number: int) -> "Segment":
+        """What the maker of this segment has offered under that number."""
+        if self._wire is None:
+            raise OSError("this worker has no connection to other hosts")
+        return self._wire.mirror(f"{self.address.partition('@')[2].rpartition('/')[0]}/{number}")
 
     def seal(self) -> None:
         """The maker is gone for good: what is here now stays as it is."""
