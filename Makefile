@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-all check format bench clean
+.PHONY: help demo test test-all check lint tools format bench clean
 
 help:
 	@echo "make demo      train a real model elastically and show that it equals DDP's, bit for bit"
@@ -34,10 +34,22 @@ lint: .venv/.dev-ready
 check: lint
 	$(BIN)/pytest tests/unit tests/property -m 'not slow'
 
-test: lint
+# A browser and `ip`, where they are missing and this may install them; elsewhere the tests that need them are skipped.
+tools:
+	@missing=""; \
+	command -v chromium >/dev/null || missing="$$missing chromium"; \
+	command -v chromedriver >/dev/null || missing="$$missing chromium-driver"; \
+	command -v ip >/dev/null || missing="$$missing iproute2"; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing$$missing"; export DEBIAN_FRONTEND=noninteractive; \
+	  (apt-get update -qq && apt-get install -qq -y --no-install-recommends $$missing) >/dev/null 2>&1 \
+	    || echo "could not install$$missing; the tests that need them will be skipped"; \
+	fi
+
+test: lint tools
 	$(BIN)/pytest -m 'not slow'
 
-test-all: lint
+test-all: lint tools
 	$(BIN)/pytest
 
 format: .venv/.dev-ready

@@ -16,13 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from concertina.backends.base import Seat, WorkerBackend
 from concertina.backends.local import LocalBackend
 from concertina.core.batch_scaling import Scaling
 from concertina.core.checkpoints import check_whole, newest_whole
 from concertina.core.env import WorkerEnv, check_workers
 from concertina.core.errors import CheckpointError, JobFailed, UsageError
-from concertina.core.messages import EXIT_LEFT, MASTER
-from concertina.core.seats import choose
+from concertina.core.messages import MASTER
 from concertina.master.launch import MasterKeeper
 from concertina.master.machine import EXIT_INTERRUPTED_BY_USER, Change, Phase
 from concertina.master.service import JobSpec
@@ -50,6 +50,7 @@ class RunSettings:
     changes: tuple[Change, ...] = ()
     checkpoint_dir: Path | None = None
     checkpoint_every: int = 0
+    checkpoint_seconds: int = 0
     resume: Path | None = None  # a whole checkpoint
     threads: int = 1
     level: str = "D1"
@@ -87,7 +88,7 @@ class RunSettings:
                 )
         if self.steps < 0 or self.threads < 0 or self.checkpoint_every < 0:
             raise UsageError("--steps, --threads and --checkpoint-every take numbers from 0 up")
-        if self.checkpoint_every and self.checkpoint_dir is None:
+        if (self.checkpoint_every or self.checkpoint_seconds) and self.checkpoint_dir is None:
             raise UsageError("--checkpoint-every needs --checkpoint DIR")
 
 
@@ -101,6 +102,7 @@ def check_script(script: Path) -> None:
 
 
 Listener = Callable[[Mapping[str, object]], None]
+Seating = Callable[[int], Seat | None]  # where a new worker goes; None: there is no place for it now
 
 
 class Run:
@@ -110,9 +112,13 @@ class Run:
         self,
         settings: RunSettings,
         listener: Listener = lambda event: None,
-        backend: LocalBackend | None = None,
+        backend: WorkerBackend | None = None,
+        seating: Seating = lambda worker: Seat(),
     ) -> None:
-        """`backend` lets several runs share one nursery; otherwise the run has its own."""
+        """`backend` lets several runs share one nursery; otherwise the run has its own.
+
+        `seating` is asked for each new worker, and again every turn while it has no place for it.
+        """
         self.settings = settings
         self.report = Report(virtual=settings.virtual, scaling=str(settings.scaling))
         self._listener = listener
@@ -124,16 +130,20 @@ class Run:
         self._log_dir = self.run_dir / "logs"
         self._log_dir.mkdir(exist_ok=True)
         self._own_backend = backend is None
-        self._backend = backend or LocalBackend.open(self._log_dir, settings.threads)
+        self._backend: WorkerBackend = backend or LocalBackend.open(self._log_dir, settings.threads)
+        self._seating = seating
+        self._unseated: dict[int, Mapping[str, Any]] = {}  # worker -> what the master said when it wanted it started
         self.on_idle: Callable[[], None] = lambda: None  # called several times a second
         self._samples = SampleBook()
         self._book = GenerationBook(self.report)
         self._kill_at: float | None = None
         self._asked_to_stop = False
+        self._stops = False  # all workers were told to
         self._answers: dict[str, tuple[bool, str]] = {}
         self._over: Mapping[str, Any] | None = None
         self.main_worker = 0  # where virtual worker 0 lives
         self.workers: dict[int, int] = {}  # alive: number -> pid
+        self.seats: dict[int, Seat] = {}  # of workers that were started and are not gone
         at_step = self.report.steps = check_whole(settings.resume).step if settings.resume else 0
         spec = JobSpec(
             virtual=settings.virtual,
@@ -147,9 +157,6 @@ class Run:
             stall_s=settings.stall_s,
         )
         log = self._log_dir / "master.log"
-        self._seats: dict[int, str] = {}  # worker -> host, where the backend has several
-        self._unseated: list[Mapping[str, Any]] = []  # words of the master that wait for a free slot
-        self._check_room()
         self.master = MasterKeeper(
             self._private_dir,
             spec,
@@ -189,6 +196,23 @@ class Run:
         """Asks certain workers to leave; with `replaced`, others come in their place."""
         return self._ask(op="remove", workers=list(workers), replaced=replaced, reason=reason)
 
+    @property
+    def unseated(self) -> tuple[int, ...]:
+        """Workers that the master wants and that have no place yet."""
+        return tuple(self._unseated)
+
+    def refuse(self, workers: Sequence[int]) -> None:
+        """There will be no place for these: for the master they are gone, and it does without or asks again."""
+        for worker in workers:
+            if self._unseated.pop(worker, None) is not None:
+                self.master.say(op="exited", worker=worker, code=-int(signal.SIGKILL))
+
+    def kill(self, workers: Sequence[int]) -> None:
+        """Ends workers without asking; the others go on without them."""
+        self.refuse(workers)
+        if workers:
+            self._backend.signal_workers(signal.SIGKILL, workers)
+
     def answer(self, request: str) -> tuple[bool, str] | None:
         """Whether the request was accepted, and the reason; None while there is no answer."""
         return self._answers.get(request)
@@ -221,10 +245,8 @@ class Run:
             self._tell(event)
         for message in self.master.heard():
             self._obey(message)
-        if self._unseated:
-            waiting, self._unseated = self._unseated, []
-            for message in waiting:
-                self._start_worker(message)
+        for message in list(self._unseated.values()):
+            self._start_worker(message)
         return self._over is not None
 
     def close_report(self) -> Report:
@@ -242,11 +264,12 @@ class Run:
     def _obey(self, message: Mapping[str, Any]) -> None:
         op = message["op"]
         if op == "start":
-            self._start_worker(message)
+            self._unseated[message["worker"]] = message  # until there is a place, which is mostly at once
         elif op == "kill":
-            self._forget_unseated(message["workers"])
-            self._backend.signal_workers(signal.SIGKILL, message["workers"])
+            self.kill(message["workers"])
         elif op == "stop":
+            self._stops = True
+            self.refuse(self.unseated)
             self._backend.signal_workers(signal.SIGTERM)
             self._kill_at = time.monotonic() + STOP_SECONDS
         elif op == "answer":
@@ -266,11 +289,11 @@ class Run:
     def _start_worker(self, message: Mapping[str, Any]) -> None:
         s = self.settings
         number = message["worker"]
-        hosts = self._backend.hosts()
-        host = choose(hosts, self._seats)
-        if hosts and host is None:
-            self._unseated.append(message)
+        seat = self._seating(number)
+        if seat is None:
             return
+        del self._unseated[number]
+        self.seats[number] = seat
         resume = self._newest_checkpoint() if message["resume"] else None
         env = WorkerEnv(
             virtual=s.virtual,
@@ -283,12 +306,13 @@ class Run:
             store=self.master.workers_store,
             job=self.master.job,
             key=self.master.key,
-            host=host.address if host else "",
+            host=self._backend.host_of(seat.node) if self._backend.address else "",
             orphan_s=max(ORPHAN_SECONDS, 3 * s.silence_s),
             resume=str(resume.resolve()) if resume else "",
             steps=s.steps,
             checkpoint_dir=str(s.checkpoint_dir.resolve()) if s.checkpoint_dir else "",
             checkpoint_every=s.checkpoint_every,
+            checkpoint_seconds=s.checkpoint_seconds,
             threads=s.threads,
             level=s.level,
             reduction=s.reduction,
@@ -299,28 +323,8 @@ class Run:
             largest_batch=s.largest_batch,
         ).to_environ()
         del env["CONCERTINA_EVENTS_FD"]  # the nursery's own pipe
-        log = self.log_path(number)
-        if host is None:
-            self._backend.start_worker(number, s.script.resolve(), s.args, env, log)
-        else:
-            self._seats[number] = host.name
-            self._backend.start_worker(number, s.script.resolve(), s.args, env, log, host.name)
-
-    def _check_room(self) -> None:
-        hosts = self._backend.hosts()
-        room = sum(host.slots for host in hosts)
-        if hosts and room < self.settings.workers:
-            raise UsageError(
-                f"{self.settings.workers} workers on {len(hosts)} hosts with {room} slots together: "
-                f"use --workers {room} or fewer, or add hosts"
-            )
-
-    def _forget_unseated(self, workers: Sequence[int]) -> None:
-        """They have waited for a slot for too long."""
-        for message in self._unseated:
-            if message["worker"] in workers:
-                self.master.say(op="exited", worker=message["worker"], code=EXIT_LEFT)
-        self._unseated = [m for m in self._unseated if m["worker"] not in workers]
+        env |= seat.env
+        self._backend.start_worker(number, s.script.resolve(), s.args, env, self.log_path(number), seat.node)
 
     def _newest_checkpoint(self) -> Path | None:
         """Where to go on from after everything was lost."""
@@ -336,17 +340,21 @@ class Run:
 
     def _note(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
-        if kind == "master_exited":
+        if kind == "master_started":
+            self.master.came_up()
+        elif kind == "master_exited":
             if self._over is None:
                 self.master.ended(event["code"])
         elif kind == "worker_exited":
             self.workers.pop(event["worker"], None)
-            self._seats.pop(event["worker"], None)
+            self.seats.pop(event["worker"], None)
             self.master.say(op="exited", worker=event["worker"], code=event["code"])
         elif kind == "failed":
             self.master.say(op="failed", worker=event["worker"], error=event["error"])
         elif kind == "worker_started":
             self.workers[event["worker"]] = event["pid"]
+            if self._stops:  # it was not there yet when the others were told
+                self._backend.signal_workers(signal.SIGTERM, (event["worker"],))
         elif kind == "batch":
             self.report.batches.append({k: event[k] for k in ("step", "total", "reason")})
         elif kind == "training" and "rounds" in event:
@@ -383,9 +391,14 @@ def parse_changes(text: str) -> tuple[Change, ...]:
     return tuple(changes)
 
 
-def run(settings: RunSettings, listener: Listener = lambda event: None, backend: LocalBackend | None = None) -> Report:
+def run(
+    settings: RunSettings,
+    listener: Listener = lambda event: None,
+    backend: WorkerBackend | None = None,
+    seating: Seating = lambda worker: Seat(),
+) -> Report:
     """Runs a job to its end; raises JobFailed if it does not end well."""
-    with Run(settings, listener, backend) as job:
+    with Run(settings, listener, backend, seating) as job:
         report = job.to_end()
         if report.exit:
             raise JobFailed(report.error, report.exit)

@@ -49,7 +49,10 @@ class LoopbackHosts(LocalBackend):
     slots = (1, 1, 1)
 
     def hosts(self) -> Sequence[Host]:
-        return [Host(f"host-{k}", f"127.0.0.{2 + k}", slots) for k, slots in enumerate(self.slots)]
+        return [Host(f"127.0.0.{2 + k}", f"127.0.0.{2 + k}", slots) for k, slots in enumerate(self.slots)]
+
+    def host_of(self, node: str) -> str:
+        return node
 
 
 class NamespaceHosts:
@@ -60,7 +63,7 @@ class NamespaceHosts:
         self.address = network.address
         self._network = network
         self._here = LocalBackend.open(folder / "here", 1)
-        self._there = {h.name: LocalBackend.open(folder / h.name, 1, h.prefix) for h in network.hosts}
+        self._there = {h.name: LocalBackend.open(folder / h.name, 1, prefix=h.prefix) for h in network.hosts}
         self._home: dict[int, str] = {}
         self._gone: set[str] = set()
         self._given_up: set[int] = set()
@@ -80,10 +83,13 @@ class NamespaceHosts:
         self._gone.discard(name)
 
     def start_worker(
-        self, worker: int, script: Path, args: Sequence[str], env: Mapping[str, str], log: Path, host: str = ""
+        self, worker: int, script: Path, args: Sequence[str], env: Mapping[str, str], log: Path, node: str = ""
     ) -> None:
-        self._home[worker] = host
-        self._there[host].start_worker(worker, script, args, env, log)
+        self._home[worker] = node
+        self._there[node].start_worker(worker, script, args, env, log)
+
+    def host_of(self, node: str) -> str:
+        return next(h.address for h in self._network.hosts if h.name == node)
 
     def start_master(self, env: Mapping[str, str], log: Path) -> None:
         self._here.start_master(env, log)

@@ -11,7 +11,9 @@ import pytest
 from namespaces import network
 from several_hosts import SCRIPT, LoopbackHosts, NamespaceHosts, differences
 
+from concertina.backends.base import Seat
 from concertina.backends.local import LocalBackend
+from concertina.core.seats import choose
 from concertina.runner import Run, RunSettings, parse_changes
 
 STEPS = 60
@@ -43,7 +45,13 @@ class Job:
             ),
             self._listen,
             backend,
+            self._seat if backend.address else lambda worker: Seat(),
         )
+        self._backend = backend
+
+    def _seat(self, worker: int) -> Seat | None:
+        host = choose(self._backend.hosts(), {n: seat.node for n, seat in self.run.seats.items()})
+        return None if host is None else Seat(node=host.name)
 
     def _listen(self, event: Mapping[str, Any]) -> None:
         self.events.append(event)

@@ -81,7 +81,7 @@ class World:
     def worker(self, number: int) -> ModelWorker:
         """Words to a worker wait for it, should it not have started yet."""
         if number not in self.workers:
-            nobody = t.StartWorker(worker=number, generation=0, members=(), shares=(), resume=False)
+            nobody = t.StartWorker(worker=number, generation=0, members=(), resume=False)
             self.workers[number] = ModelWorker(self.memory, nobody, STEPS, self.minimum)
             self.workers[number].doing = "wait_to_start"
         return self.workers[number]

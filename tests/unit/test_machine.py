@@ -223,7 +223,7 @@ def test_a_loss_after_others_have_ended_is_told_to_those_who_may_wait_for_it() -
 def test_growing_goes_through_its_stages(pair: Job) -> None:
     pair.hear(ResizeAsked("r", 3))
     assert pair.one(Answer) == Answer("r", True, "changing to 3 workers")
-    assert pair.one(StartWorker) == StartWorker(worker=2, generation=1, members=(), shares=(), resume=False)
+    assert pair.one(StartWorker) == StartWorker(worker=2, generation=1, members=(), resume=False)
     pair.hear(WorkerArrived(2, "p2", "d2"))
     assert pair.said == ()
     pair.hear(NewcomerReady(2))

@@ -9,10 +9,10 @@ import pytest
 from concertina.core.cluster import Cluster, Snapshot
 from concertina.core.errors import UnknownNameError
 from concertina.core.job import JobPhase, JobSpec, JobView
-from concertina.core.plan import Launch, Plan, Rejected, Resize, Stop
+from concertina.core.plan import Launch, Move, Plan, Rejected, Resize, Stop
 from concertina.policies.edf import EdfPolicy
 from concertina.policies.registry import POLICIES, policy_named
-from concertina.policies.round import run_round
+from concertina.policies.round import run_round, surviving
 from concertina.policies.scaling_curve import Curves
 
 
@@ -73,6 +73,85 @@ def test_an_elastic_policy_resizes_a_running_job() -> None:
     (action,) = plan.actions
     assert isinstance(action, Resize)
     assert (action.before, action.nodes) == ((("n0", 1),), (("n0", 4),))
+
+
+def on(nodes: dict[str, int], name: str = "a", gpus: int = 4, **fields: object) -> JobView:
+    """A job that runs on these nodes of one type."""
+    held = {"workers": (("gpu", sum(nodes.values())),), "placement": tuple(nodes.items()), "waiting_since_s": None}
+    return view(name, gpus, phase=JobPhase.RUNNING, **{**held, **fields})
+
+
+def test_a_job_goes_on_with_what_is_left_when_one_of_its_nodes_is_lost() -> None:
+    snapshot = Snapshot(now=9.0, cluster=Cluster.parse("2x2"), jobs=(on({"n0": 2, "n1": 2}),), down=frozenset({"n1"}))
+    plan = run_round(snapshot, policy_named("elasticflow"), Curves())
+    (action,) = plan.actions
+    assert isinstance(action, Resize)
+    assert (action.before, action.nodes) == ((("n0", 2), ("n1", 2)), (("n0", 2),))
+    assert action.reason == "node n1 is down; it goes on with the devices it has left"
+
+
+def test_a_job_of_a_policy_that_gives_all_or_nothing_waits_when_one_of_its_nodes_is_lost() -> None:
+    snapshot = Snapshot(now=9.0, cluster=Cluster.parse("2x2"), jobs=(on({"n0": 2, "n1": 2}),), down=frozenset({"n1"}))
+    plan = run_round(snapshot, policy_named("fifo"), Curves())
+    (action,) = plan.actions
+    assert isinstance(action, Stop)
+    assert action.before == (("n0", 2), ("n1", 2))
+    assert action.reason == "node n1 is down; it waits for other devices"
+    assert not plan.placement.nodes
+
+
+def test_a_job_that_needs_more_workers_than_are_left_waits() -> None:
+    job = on({"n0": 2, "n1": 2})
+    job = replace(job, spec=replace(job.spec, min_workers=3))
+    snapshot = Snapshot(now=9.0, cluster=Cluster.parse("2x2"), jobs=(job,), down=frozenset({"n1"}))
+    policy = policy_named("concertina")
+    (left,) = surviving(snapshot, policy, Curves()).jobs
+    assert (left.phase, left.workers, left.placement, left.waiting_since_s) == (JobPhase.WAITING, (), (), 9.0)
+    (action,) = run_round(snapshot, policy, Curves()).actions
+    assert isinstance(action, Stop)
+
+
+def test_a_job_leaves_a_drained_node_for_one_that_is_free() -> None:
+    snapshot = Snapshot(now=9.0, cluster=Cluster.parse("2x4"), jobs=(on({"n0": 4}),), down=frozenset({"n0"}))
+    (action,) = run_round(snapshot, policy_named("fifo"), Curves()).actions
+    assert isinstance(action, Resize)
+    assert (action.before, action.nodes) == ((("n0", 4),), (("n1", 4),))
+    assert action.reason.startswith("node n0 is down; ")
+
+
+def test_a_node_that_is_gone_from_the_cluster_is_lost_like_one_that_is_down() -> None:
+    snapshot = Snapshot(now=9.0, cluster=Cluster.parse("1x4"), jobs=(on({"n0": 2, "gone": 2}),))
+    plan = run_round(snapshot, policy_named("elasticflow"), Curves())
+    assert plan.actions[0].reason.startswith("node gone is down; ")
+    assert plan.placement.nodes == {"a": (("n0", 4),)}
+
+
+def test_who_moves_aside_after_a_loss_is_first_said_to_have_lost() -> None:
+    jobs = (on({"n0": 1, "n2": 1}, "a", 1), on({"n1": 1}, "b", 1), view("c", 2))
+    jobs = tuple(replace(job, spec=replace(job.spec, max_workers=job.spec.gpus)) for job in jobs)
+    snapshot = Snapshot(now=9.0, cluster=Cluster.parse("3x2"), jobs=jobs, down=frozenset({"n2"}))
+    plan = run_round(snapshot, policy_named("elasticflow"), Curves(), migrate=True)
+    assert [(type(action), action.job_id) for action in plan.actions] == [(Resize, "a"), (Move, "a"), (Launch, "c")]
+    carry_out(snapshot, plan)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("cluster", ["4x4", "2x4:A,2x4:B"])
+@pytest.mark.parametrize("lost", [{"n1"}, {"n0", "n2"}, {"n0", "n1", "n2", "n3"}])
+def test_no_job_stays_on_a_node_that_is_down(name: str, cluster: str, lost: set[str]) -> None:
+    jobs = tuple(view(f"j{i}", gpus, submit=float(i)) for i, gpus in enumerate((2, 8, 1, 2, 3, 4)))
+    snapshot = Snapshot(now=5.5, cluster=Cluster.parse(cluster), jobs=jobs)
+    policy = policy_named(name)
+    before = carry_out(snapshot, run_round(snapshot, policy, Curves()))
+    before = replace(before, now=6.0, down=frozenset(lost))
+    plan = run_round(before, policy, Curves())
+    hit = {job.spec.id for job in before.jobs if any(node in lost for node, _ in job.placement)}
+    assert hit <= {action.job_id for action in plan.actions}
+    assert all(" down; " in action.reason for action in plan.actions if action.job_id in hit)
+    after = carry_out(before, plan)
+    assert not any(node in lost for job in after.jobs for node, _ in job.placement)
+    if name != "gandiva":  # a job whose set of nodes is lost gets its next set a round later
+        assert run_round(after, policy, Curves()).actions == ()
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from concertina.core.placement import VirtualPlacement
-from concertina.verify.causes import Case, Cause, CauseKind, diagnose, locate
+from concertina.verify.causes import Case, Cause, CauseKind, diagnose
 from concertina.verify.compare import (
     BETWEEN,
     Difference,
@@ -22,6 +22,7 @@ from concertina.verify.compare import (
     unused_random_differences,
 )
 from concertina.verify.dependence import KEYS, Dependence, Observation, explanations
+from concertina.verify.places import locate
 from concertina.verify.records import Call, Generator, History, RunRecord, StepEnd, Turn
 from concertina.verify.suspects import Suspect, Suspicion
 

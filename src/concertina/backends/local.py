@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from concertina.backends.base import HERE
 from concertina.core.errors import JobFailed
 from concertina.core.messages import MASTER, decode
-from concertina.core.seats import Host
 
 LEAVE_SECONDS = 10.0
 
@@ -30,8 +30,12 @@ class LocalBackend:
         self._pending = b""
 
     @classmethod
-    def open(cls, log_dir: Path, threads: int, prefix: Sequence[str] = ()) -> Self:
-        """Starts the nursery; workers can be asked for at once. `prefix` is a command to start it through."""
+    def open(cls, log_dir: Path, threads: int, hold: Sequence[int] = (), prefix: Sequence[str] = ()) -> Self:
+        """Starts the nursery; workers can be asked for at once.
+
+        The descriptors in `hold` stay open in everything that is started: a lock on one of them is held until all of it
+        is gone. `prefix` is a command to start the nursery through.
+        """
         log_dir.mkdir(parents=True, exist_ok=True)
         read, write = os.pipe()
         env = {**os.environ, "CONCERTINA_EVENTS_FD": str(write)}
@@ -47,7 +51,7 @@ class LocalBackend:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                pass_fds=(write,),
+                pass_fds=(write, *hold),
                 env=env,
                 start_new_session=True,
             )
@@ -55,14 +59,13 @@ class LocalBackend:
         os.set_blocking(read, False)
         return cls(nursery, read, log_dir)
 
-    address = ""  # all workers are on this machine, and nobody has to find it
+    address = ""  # nobody has to find this machine
 
-    def hosts(self) -> Sequence[Host]:
-        """Where workers can be started; none: here, as many as are asked for."""
-        return ()
+    def host_of(self, node: str) -> str:
+        return "127.0.0.1"
 
     def start_worker(
-        self, worker: int, script: Path, args: Sequence[str], env: Mapping[str, str], log: Path, host: str = ""
+        self, worker: int, script: Path, args: Sequence[str], env: Mapping[str, str], log: Path, node: str = HERE
     ) -> None:
         command = {
             "worker": worker,

@@ -5,11 +5,11 @@ import sys
 import typer
 
 from concertina import __version__
-from concertina.cli import simulate
+from concertina.cli import live, simulate
 from concertina.cli.profile import profile
 from concertina.cli.run import run
 from concertina.cli.verify import verify
-from concertina.core.errors import ConcertinaError, JobFailed, UsageError
+from concertina.core.errors import ConcertinaError, JobFailed, RequestRefused, UsageError
 
 app = typer.Typer(
     name="concertina",
@@ -26,6 +26,7 @@ FOR_THE_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command(context_settings=FOR_THE_SCRIPT)(run)
 app.command(context_settings=FOR_THE_SCRIPT)(verify)
 app.command(context_settings=FOR_THE_SCRIPT)(profile)
+live.register(app, FOR_THE_SCRIPT)
 simulate.register(app)
 
 
@@ -50,4 +51,6 @@ def main() -> None:
         print(f"concertina: {error}", file=sys.stderr)
         if isinstance(error, JobFailed):
             sys.exit(error.exit_code)
+        if isinstance(error, RequestRefused):
+            sys.exit(3)
         sys.exit(2 if isinstance(error, UsageError) else 1)

@@ -34,6 +34,7 @@ class WorkerEnv:
     steps: int = 0  # upper bound on steps of the job; 0 means none
     checkpoint_dir: str = ""  # the user's checkpoints
     checkpoint_every: int = 0  # steps between checkpoints; 0 means only at the end or on a signal
+    checkpoint_seconds: int = 0  # or so long after the last one; 0 means by steps only
     events_fd: int = -1  # pipe to whoever started us
     threads: int = 0  # intra-op threads of torch, part of the result; 0 leaves torch's default
     level: str = "D1"

@@ -26,6 +26,8 @@
     │   ├── LeaseGone           the lease ran out or was revoked
     │   └── HistoryGone         a watch asked for changes that are no longer kept: list again
     ├── Deposed                 this leader's time is over; whatever it wanted to write was not written
+    ├── ClusterUnreachable      no cluster answers, or not in time (cli/client.py)
+    ├── RequestRefused          the cluster understood and said no; exit code 3 (cli/client.py)
     ├── NoPlotlyError           a page was asked for and plotly is missing (simulator/report_html.py)
     └── UnwritableError         a file that was asked for can not be written (cli/simulate.py)
 
@@ -157,3 +159,11 @@ class Deposed(ConcertinaError):
     def __init__(self, *, name: str, fence: int, reason: str) -> None:
         super().__init__(f"leader {fence} of {name!r} is deposed: {reason}")
         self.name, self.fence, self.reason = name, fence, reason
+
+
+class ClusterUnreachable(ConcertinaError):
+    """A live cluster was asked for something and gave no answer, or none to this caller."""
+
+
+class RequestRefused(ConcertinaError):
+    """The live cluster understood the request and refused it."""

@@ -34,7 +34,9 @@ class JobPhase(Enum):
 
 
 MOVES: dict[JobPhase, frozenset[JobPhase]] = {
-    JobPhase.SUBMITTED: frozenset({JobPhase.REJECTED, JobPhase.WAITING, JobPhase.CANCELLED}),
+    JobPhase.SUBMITTED: frozenset(  # it may end while it is still being measured
+        {JobPhase.REJECTED, JobPhase.WAITING, JobPhase.CANCELLED, JobPhase.FINISHED, JobPhase.FAILED},
+    ),
     JobPhase.WAITING: frozenset({JobPhase.RUNNING, JobPhase.CANCELLED, JobPhase.FAILED}),
     JobPhase.RUNNING: frozenset(
         {JobPhase.WAITING, JobPhase.FINISHED, JobPhase.CANCELLED, JobPhase.FAILED},

@@ -57,6 +57,10 @@ class MasterKeeper:
         env = {"CONCERTINA_STORE": self.store, "CONCERTINA_JOB": self.job, "CONCERTINA_KEY": self.key}
         self._start_process({**env, "CONCERTINA_HOST": self._host, "CONCERTINA_PORT": str(self._port)})
 
+    def came_up(self) -> None:
+        """There is a process: until now it was not its fault that it said nothing."""
+        self._started_at = time.monotonic()
+
     def ended(self, code: int) -> None:
         """The master has ended; if its work was not done, another takes over when the lease has run out."""
         if code == 0:

@@ -195,9 +195,7 @@ def _begin(state: State, goal: int, hold_at: int, why: str) -> Result:
         next_worker=state.next_worker + len(fresh),
         workers={**state.workers, **{n: Worker() for n in fresh}},
     )
-    starts = tuple(
-        StartWorker(worker=n, generation=pending.generation, members=(), shares=(), resume=False) for n in fresh
-    )
+    starts = tuple(StartWorker(worker=n, generation=pending.generation, members=(), resume=False) for n in fresh)
     state, more = proceed(state)
     return state, (_story_of_change(pending), *starts, *spared, *more)
 

@@ -53,7 +53,6 @@ def start_afresh(state: State, reason: str) -> Result:
             worker=n,
             generation=generation,
             members=numbers,
-            shares=shares,
             resume=state.resume,
             hold_at=next_hold(state),
         )

@@ -273,7 +273,6 @@ class StartWorker:
     worker: int
     generation: int
     members: tuple[int, ...]  # empty: it joins a job that is training
-    shares: Shares
     resume: bool  # from the newest checkpoint
     hold_at: int = 0  # a change is planned after this step
 

@@ -4,6 +4,9 @@ what is.
 `changes` is the heart: what a policy wants against what is held, as a short list, devices given back before
 devices taken. `run_round` does it all on a `Snapshot` and returns a `Plan`; run it again on a cluster
 that has carried the plan out and the plan is empty.
+
+A node may be lost or drained while jobs sit on it. Those devices count as given back before anything is decided,
+and the plan says so, job by job.
 """
 
 from __future__ import annotations
@@ -17,9 +20,13 @@ from concertina.core.job import JobPhase, JobView
 from concertina.core.plan import Action, Admitted, Launch, Move, Nodes, Plan, Rejected, Resize, Stop
 from concertina.policies.admission import rule_of
 from concertina.policies.base import Policy, Shares
+from concertina.policies.mixed_speed import mixed_speed
 from concertina.policies.placement import Placer, Shift, Spot
 from concertina.policies.scaling_curve import Curves
 from concertina.policies.table import Table
+
+GANGS = ("fits", "promise-gang")
+"""Admission rules of policies that give a job what it asked for or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +80,14 @@ def _split_rows(table: Table, shares: Shares) -> list[int]:
 
 def run_round(snapshot: Snapshot, policy: Policy, curves: Curves, *, migrate: bool = False) -> Plan:
     """Admit new jobs, share out devices, place them, and say what to do."""
-    answers, taken = _admit(snapshot, policy, curves)
+    before = {view.spec.id: view.placement for view in snapshot.jobs}
+    answers, taken = _admit(surviving(snapshot, policy, curves), policy, curves)
     table = Table.from_snapshot(taken, curves)
     placer, spots = observed(taken, migrate=migrate)
     table.rooms = placer
     shares = policy.allocate(table)
     actions = _actions(taken, table, policy, changes(table, shares), placer, spots)
+    actions = _with_losses(taken, before, actions)
     nodes = {table.specs[key].id: name_nodes(taken.cluster, where) for key, where in spots.items() if where}
     return Plan(
         actions=actions,
@@ -91,16 +100,80 @@ def run_round(snapshot: Snapshot, policy: Policy, curves: Curves, *, migrate: bo
     )
 
 
+def surviving(snapshot: Snapshot, policy: Policy, curves: Curves) -> Snapshot:
+    """The snapshot with what jobs still hold on nodes that are up.
+
+    A job that can not run on the rest (its policy gives all or nothing, it needs more workers, its speed there is not
+    known) holds nothing any more and waits.
+    """
+    kind_of = {node.id: node.device_type for node in snapshot.cluster.nodes if node.id not in snapshot.down}
+    jobs = list(snapshot.jobs)
+    for i, view in enumerate(jobs):
+        if all(node in kind_of for node, _ in view.placement):
+            continue
+        rest = tuple((node, count) for node, count in view.placement if node in kind_of)
+        workers = _by_type(kind_of, rest)
+        if policy.admission in GANGS or not _can_run(view, workers, curves):
+            rest, workers = (), ()
+        view = replace(view, placement=rest, workers=workers)
+        jobs[i] = view if rest else replace(view, phase=JobPhase.WAITING, waiting_since_s=snapshot.now)
+    return replace(snapshot, jobs=tuple(jobs))
+
+
+def _can_run(view: JobView, workers: tuple[tuple[str, int], ...], curves: Curves) -> bool:
+    if sum(count for _, count in workers) < (view.spec.min_workers or 1):
+        return False
+    curve, _ = curves.of(view.spec)
+    return (curve.speed(*workers[0]) if len(workers) == 1 else mixed_speed(curve, workers)) > 0
+
+
+def _with_losses(snapshot: Snapshot, before: dict[str, Nodes], actions: tuple[Action, ...]) -> tuple[Action, ...]:
+    """The actions with what jobs held before nodes went down, and one for each job that has none of its own.
+
+    A job that still holds something, and is only made smaller by the loss, comes first: it gives back, like a stop.
+    """
+    up = {node.id for node in snapshot.cluster.nodes} - snapshot.down
+    missing = {
+        view.spec.id: f"{_name_lost(lost)} down"
+        for view in snapshot.jobs
+        if (lost := [node for node, _ in before[view.spec.id] if node not in up])
+    }
+    if not missing:
+        return actions
+    own: dict[str, Action] = {}
+    for action in actions:
+        own.setdefault(action.job_id, action)
+    found: list[Action] = []
+    for view in snapshot.jobs:
+        job_id = view.spec.id
+        if job_id in missing and (job_id not in own or isinstance(own[job_id], Move)):
+            say = "it goes on with the devices it has left" if view.placement else "it waits for other devices"
+            found.append(_action(job_id, before[job_id], view.placement, f"{missing.pop(job_id)}; {say}"))
+    for action in actions:
+        why = missing.pop(action.job_id, None)
+        if why is not None:
+            nodes = () if isinstance(action, Stop) else action.nodes
+            action = _action(action.job_id, before[action.job_id], nodes, f"{why}; {action.reason}")
+        found.append(action)
+    return tuple(found)
+
+
+def _name_lost(nodes: list[str]) -> str:
+    return f"node {nodes[0]} is" if len(nodes) == 1 else f"nodes {', '.join(nodes)} are"
+
+
 def _allocation(cluster: Cluster, placed: dict[str, Nodes]) -> Allocation:
     """How many of which type, from where."""
     kind_of = {node.id: node.device_type for node in cluster.nodes}
-    workers: dict[str, tuple[tuple[str, int], ...]] = {}
-    for job_id, nodes in placed.items():
-        by_type: dict[str, int] = {}
-        for node, count in nodes:
-            by_type[kind_of[node]] = by_type.get(kind_of[node], 0) + count
-        workers[job_id] = tuple(by_type.items())
-    return Allocation(workers=workers)
+    return Allocation(workers={job_id: _by_type(kind_of, nodes) for job_id, nodes in placed.items()})
+
+
+def _by_type(kind_of: dict[str, str], nodes: Nodes) -> tuple[tuple[str, int], ...]:
+    """Devices by type instead of by node."""
+    found: dict[str, int] = {}
+    for node, count in nodes:
+        found[kind_of[node]] = found.get(kind_of[node], 0) + count
+    return tuple(found.items())
 
 
 def _notes(table: Table, shares: Shares) -> dict[str, tuple[int, float]]:
@@ -137,7 +210,10 @@ def _with_jobs(snapshot: Snapshot, jobs: list[JobView]) -> Snapshot:
 
 
 def observed(snapshot: Snapshot, *, migrate: bool) -> tuple[Placer, dict[int, tuple[Spot, ...]]]:
-    """A placer that knows what is held, and each job's spots by its key (its place in the snapshot)."""
+    """A placer that knows what is held, and each job's spots by its key (its place in the snapshot).
+
+    Nobody may be on a node that is down (see `surviving`).
+    """
     placer = Placer(snapshot.cluster, migrate=migrate)
     index = {node.id: i for i, node in enumerate(snapshot.cluster.nodes)}
     for node in sorted(snapshot.down):

@@ -68,6 +68,12 @@ def write_checkpoint(folder: Path, shared: Any, contexts: Mapping[int, bytes], m
     _write_folder(folder, files, manifest)
 
 
+def copy_checkpoint(source: Path, folder: Path) -> None:
+    """The same checkpoint under another name."""
+    manifest = read_manifest(source)
+    _write_folder(folder, {name: (source / name).read_bytes() for name in manifest.files}, manifest)
+
+
 def _write_folder(folder: Path, files: Mapping[str, bytes], manifest: Manifest) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
@@ -84,9 +90,12 @@ def _write_folder(folder: Path, files: Mapping[str, bytes], manifest: Manifest) 
         files=entries,
     )
     _write_file(unfinished / MANIFEST, complete.to_json().encode())
+    former = folder.with_name(f".{folder.name}.former")
+    shutil.rmtree(former, ignore_errors=True)
     if folder.exists():  # the same step again, after going back to an older checkpoint
-        shutil.rmtree(folder)
+        folder.rename(former)  # deleting takes longer, and whoever is killed meanwhile would have neither
     unfinished.rename(folder)
+    shutil.rmtree(former, ignore_errors=True)
     _sync_folder(folder.parent)
 
 

@@ -116,6 +116,8 @@ def main() -> None:
     die_with_parent()
     import_what_workers_need()
     Nursery(int(sys.argv[1])).serve()
+    sys.stderr.flush()
+    os._exit(0)  # taking down an interpreter with all of torch in it lasts seconds, in which whoever waits for us waits
 
 
 if __name__ == "__main__":

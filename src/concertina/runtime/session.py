@@ -21,7 +21,7 @@ from concertina.core.errors import StateLost, UsageError
 from concertina.runtime import arrays, environment
 from concertina.runtime.buckets import DdpOptions
 from concertina.runtime.catch_up import CatchUp
-from concertina.runtime.checkpoint import pack_parts, read_checkpoint, to_bytes, unpack_parts
+from concertina.runtime.checkpoint import copy_checkpoint, pack_parts, read_checkpoint, to_bytes, unpack_parts
 from concertina.runtime.checkpoint_writer import CheckpointWriter
 from concertina.runtime.context_record import tensor_from_bytes, tensor_to_bytes
 from concertina.runtime.data import Feed, LoaderOptions
@@ -89,6 +89,7 @@ class Session:
         self._wants = [0] * WISHES
         self._round_wishes = [0] * WISHES
         self._checkpoint_path: Path | None = None
+        self._written = (-1, time.monotonic())  # step of the last checkpoint, and when
         self._step_began = 0.0
         self._logged: dict[str, Any] = {}
         self._unsent: tuple[int, int, float, dict[str, Any]] | None = None
@@ -412,12 +413,13 @@ class Session:
     def epochs(self, count: int) -> Iterator[int]:
         """Epoch numbers up to `count`; after a restart, from the epoch that was under way."""
         self._start()
+        self._tell_plan(count)
         while self.epoch < count:
             if not self.follows:
                 self._meet()
             if self._must_end():
                 break
-            self.events.emit("epoch", epoch=self.epoch, epochs=count)
+            self.events.emit("epoch", epoch=self.epoch, epochs=count, step=self.step)
             yield self.epoch
             self.close_pass()
             if self._must_end():
@@ -426,6 +428,12 @@ class Session:
                 loader.epoch_done()
             self.epoch += 1
         self._finish()
+
+    def _tell_plan(self, epochs: int) -> None:
+        """What the script will make, as far as it can be told: it mostly trains on its first loader."""
+        first = self._loaders[0].feed if self._loaders else None
+        batches = first.batches_per_epoch if isinstance(first, Feed) else 0  # a stream's are known when it was read
+        self.events.emit("planned", epochs=epochs, batches=batches, step=self.step)
 
     def _must_end(self) -> bool:
         return self.finishing
@@ -575,6 +583,10 @@ class Session:
     def _note_wishes(self) -> None:
         """As they stand when a round begins: when in its body something was asked for must make no difference."""
         self._wants[INTERRUPT] = int(stop_request.asked)
+        step, at = self._written
+        seconds = self._env.checkpoint_seconds
+        if seconds and self.is_main and self.step != step and time.monotonic() - at >= seconds:
+            self._wants[CHECKPOINT] = 1
         self._round_wishes = list(self._wants)
 
     def _commit(self) -> None:
@@ -716,12 +728,13 @@ class Session:
             self._write_requested()
 
     def _write_requested(self) -> None:
-        """The checkpoint that some worker asked for with session.checkpoint(path)."""
+        """The checkpoint that some worker asked for with session.checkpoint(path), or the one that is due by time."""
         asked = str(self._checkpoint_path or "").encode()
         paths = self.elastic.generation.fabric.gather_bytes(asked)
         self._wants[CHECKPOINT] = 0
         self._checkpoint_path = None
-        self._write(Path(next(path for path in paths if path).decode()))
+        usual = str(Path(self._env.checkpoint_dir) / folder_name(self.step)).encode()
+        self._write(Path(next((path for path in paths if path), usual).decode()))
 
     def _account(self) -> None:
         self._flush_step()
@@ -797,6 +810,10 @@ class Session:
 
     def _write(self, folder: Path) -> None:
         """The worker that hosts virtual worker 0 writes; it finds the others' virtual workers on their desks."""
+        if self._loaded is not None:
+            self._write_again(folder)
+            return
+        self._written = (self.step, time.monotonic())
         contexts = self._gather_contexts()
         if not self.is_main:
             return
@@ -805,6 +822,14 @@ class Session:
             step=self.step, epoch=self.epoch, virtual=self.size, environment=self._environment, files={}
         )
         self._writer.write(folder, shared, contexts, manifest)
+
+    def _write_again(self, folder: Path) -> None:
+        """Nothing was trained since the job was resumed. Where in its pass it stands is known again only when the
+        script comes there; so what it was resumed from is the checkpoint, as it is."""
+        known = Path(self._env.resume)
+        if self.is_main and folder.resolve() != known.resolve():
+            copy_checkpoint(known, folder)
+            self._told_of_checkpoint(self.step, folder)
 
     def _told_of_checkpoint(self, step: int, folder: Path) -> None:
         self.events.emit("checkpoint", step=step, path=str(folder))

@@ -86,13 +86,15 @@ class Leadership:
         with self._lock:
             return next_renewal(self._tenure)
 
-    def put_fenced(self, key: str, value: bytes, *, expected: int | None = None) -> int | None:
+    def put_fenced(
+        self, key: str, value: bytes, *, expected: int | None = None, lease: Lease | None = None
+    ) -> int | None:
         """Write as the leader. Raises Deposed, and writes nothing, when the store knows a newer leader or none.
 
         None: the key did not stand at the `expected` revision.
         """
         self.check()
-        revision = self._store.compare_and_set(key, value, expected=expected, guard=self._guard)
+        revision = self._store.compare_and_set(key, value, expected=expected, lease=lease, guard=self._guard)
         if revision is None:
             self._check_key(certain=expected is None)
         return revision

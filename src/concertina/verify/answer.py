@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from concertina.verify.causes import GENERATOR_NAMES, locate
 from concertina.verify.compare import BETWEEN, NOBODY, Difference, Stage
 from concertina.verify.experiment import Verdict
+from concertina.verify.places import GENERATOR_NAMES, locate
 
 LOOK_AT = 4  # lines of the script that are shown
 

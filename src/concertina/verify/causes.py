@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 
-from concertina.verify.compare import BETWEEN, NOBODY, Difference, Stage, call_that_differs
+from concertina.verify.compare import BETWEEN, NOBODY, Difference, Stage
 from concertina.verify.dependence import Dependence, Observation, explanations
-from concertina.verify.records import Call, RunRecord, StepEnd, Turn
+from concertina.verify.places import GENERATOR_NAMES, equal_so_far, locate, logged_too, place_of
+from concertina.verify.records import RunRecord, StepEnd, Turn
 from concertina.verify.suspects import Suspect, Suspicion, bare
 
 
@@ -124,11 +125,11 @@ def _not_repeatable(case: Case) -> Cause:
             evidence=tuple(evidence),
             advice="call torch.manual_seed(n) before the model is built",
         )
-    evidence += [*_equal_so_far(d), *_logged_too(d)]
+    evidence += [*equal_so_far(d), *logged_too(d)]
     if d.stage is Stage.FAILED:
         evidence.append(f"one of them ended with: {d.right.failure or d.left.failure}")
     kernel = _library_layer(d)
-    if kernel and (d.stage is Stage.OUTPUT or not (case.suspected(Suspicion.CHANCE) or _logged_too(d))):
+    if kernel and (d.stage is Stage.OUTPUT or not (case.suspected(Suspicion.CHANCE) or logged_too(d))):
         return Cause(
             kind=CauseKind.KERNEL,
             sentence=f"{kernel} gives different bits from equal inputs: one of its kernels is not deterministic",
@@ -183,7 +184,7 @@ def _own_generator(case: Case, path: str, kind: str) -> Cause:
         sentence=f"it draws from its own generator `{path}` ({kind}), which the virtual workers of a process share and "
         "draw from in turn",
         evidence=(
-            *_equal_so_far(d),
+            *equal_so_far(d),
             f"`{path}` was drawn from in that turn and began it in different states",
             "the default generators began the turn in equal states",
         ),
@@ -250,14 +251,6 @@ def _draw_evidence(d: Difference) -> str:
     if a is not None and a.before.get(d.name) != a.with_batch.get(d.name):
         when = "its batch is made"
     return f"virtual worker {d.virtual} draws from {GENERATOR_NAMES[d.name]} while {when}, from different states"
-
-
-GENERATOR_NAMES = {
-    "python": "Python's random module",
-    "numpy": "NumPy's global generator",
-    "torch": "torch's default generator",
-    "cuda": "torch's default generator on the GPU",
-}
 
 
 # -- parameters ---------------------------------------------------------------------------------------------------
@@ -429,7 +422,7 @@ def _by_dependence(case: Case) -> Cause:
     fitting = explanations(_observations(case))
     dependence, suspects = _choose(case, fitting)
     carried = _carried_numbers(case) if dependence in (Dependence.HISTORY, Dependence.RESTART) else []
-    evidence = [*_equal_so_far(d), *_logged_too(d)]
+    evidence = [*equal_so_far(d), *logged_too(d)]
     if dependence is not None:
         evidence.append(f"over all runs, the value is a function of {dependence.value}")
     if carried:
@@ -443,7 +436,7 @@ def _by_dependence(case: Case) -> Cause:
         advice = "compute from session.size and session.rank, which are the same at any number of workers"
     elif kind is CauseKind.LOST_STATE:
         advice = "hand it to session.register(name, thing), so that it travels with the job"
-    sentence = f"{_place_of(d)} {what}"
+    sentence = f"{place_of(d)} {what}"
     if d.stage is Stage.BATCH:
         kind, sentence = CauseKind.DATA, f"the batches themselves are not the same: making them {what}"
     elif d.stage is Stage.BUFFER:
@@ -518,103 +511,3 @@ def _carried_numbers(case: Case) -> list[str]:
     differing = [name for name in {**a.state, **b.state} if a.state.get(name) != b.state.get(name)]
     names = {bare(s.name) for s in case.suspected(Suspicion.CARRIED)}
     return [name for name in differing if bare(name) in names]
-
-
-# -- where it is --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where in the model a difference begins."""
-
-    layer: str  # name of a module, "" for the model itself
-    inside: bool  # True: that module got equal inputs and gave different outputs
-
-
-def locate(d: Difference) -> Place:
-    """The layer of the first difference."""
-    if d.stage is Stage.OUTPUT and d.turns is not None:
-        return _locate_call(*d.turns)
-    if d.stage is Stage.GRADIENT:
-        return Place(_owner(d), True)
-    return Place(_owner(d), False)
-
-
-def _locate_call(a: Turn, b: Turn) -> Place:
-    i = call_that_differs(a, b)
-    if i >= len(a.calls) or i >= len(b.calls) or a.calls[i].module != b.calls[i].module:
-        longer = a.calls if i < len(a.calls) else b.calls
-        return Place(_parent(longer[i].module), True)
-    one, other = a.calls[i], b.calls[i]
-    if one.given == other.given:
-        return Place(one.module, True)
-    return _outside(one.module, a.calls[i:], b.calls[i:])
-
-
-def _outside(module: str, left: Sequence[Call], right: Sequence[Call]) -> Place:
-    """`module` got different inputs: the nearest module around it that did not."""
-    while module:
-        module = _parent(module)
-        both = [(x, y) for x, y in zip(left, right, strict=False) if x.module == y.module == module]
-        if both and both[0][0].given == both[0][1].given:
-            return Place(module, True)
-    return Place("", not both)
-
-
-def _parent(module: str) -> str:
-    return module.rpartition(".")[0]
-
-
-def _owner(d: Difference) -> str:
-    """The module that holds the tensor of that name."""
-    return d.name.rpartition(".")[0]
-
-
-def _place_of(d: Difference) -> str:
-    if d.stage is Stage.OUTPUT:
-        place = locate(d)
-        if not place.inside:
-            return "what the loop body makes of the batch before it calls the model"
-        kind = d.left.modules.get(place.layer, ("", ""))[0]
-        return f"layer `{place.layer}` ({kind})" if place.layer else f"the forward of the model ({kind})"
-    if d.stage is Stage.LOSS:
-        return "the loss"
-    if d.stage is Stage.LOGGED:
-        return f"the logged value `{d.name}`"
-    if d.stage is Stage.GRADIENT:
-        return f"the gradient of `{d.name}`"
-    if d.stage is Stage.GIVEN:
-        return "what is done with the gradients between backward() and optimizer.step()"
-    if d.stage is Stage.RANDOM_AFTER:
-        return f"how many numbers the loop body draws from {GENERATOR_NAMES[d.name]}"
-    return "the computation"
-
-
-def _logged_too(d: Difference) -> list[str]:
-    """Where gradients differ but not what flows into the model's output, a term beside the model is at work."""
-    if d.stage is not Stage.GRADIENT or d.turns is None:
-        return []
-    a, b = d.turns
-    shown = [f"{n} {a.shown[n]} against {b.shown[n]}" for n in a.shown if a.shown[n] != b.shown.get(n, a.shown[n])]
-    return [f"the logged values differ too, so the loss has a term beside the model's output: {', '.join(shown)}"][
-        : len(shown)
-    ]
-
-
-EQUAL = (
-    (Stage.PARAMS, "parameters"),
-    (Stage.RANDOM, "random states"),
-    (Stage.BATCH, "batch"),
-    (Stage.OUTPUT, "outputs of all layers"),
-    (Stage.LOSS, "gradient of the loss"),
-    (Stage.GRADIENT, "gradients"),
-)
-
-
-def _equal_so_far(d: Difference) -> list[str]:
-    equal = [what for stage, what in EQUAL if stage < d.stage]
-    if not equal:
-        return []
-    who = "in the turns of that step" if d.virtual == NOBODY else f"in that turn of virtual worker {d.virtual}"
-    listed = equal[0] if len(equal) == 1 else f"{', '.join(equal[:-1])} and {equal[-1]}"
-    return [f"equal until then {who}: {listed}"]

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from concertina.core.errors import JobFailed, UsageError
 from concertina.report import Report
 from concertina.runner import Listener, RunSettings, parse_changes
-from concertina.verify.causes import GENERATOR_NAMES, Case, Cause, diagnose
+from concertina.verify.causes import Case, Cause, diagnose
 from concertina.verify.compare import (
     Difference,
     Stage,
@@ -19,6 +19,7 @@ from concertina.verify.compare import (
     replica_difference,
     unused_random_differences,
 )
+from concertina.verify.places import GENERATOR_NAMES
 from concertina.verify.records import RunRecord, read_run
 from concertina.verify.suspects import find_suspects
 

@@ -1,0 +1,142 @@
+"""What the controller needs of the machines: which there are, and processes that keep jobs on them.
+
+`LocalCluster` is this machine. Keepers outlive the controller; whether one is there is asked of its lock and of the
+kernel, never remembered.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any, Protocol
+
+from concertina.cluster.keeper_start import (
+    LOCK,
+    end_holders,
+    is_held,
+    job_folder,
+    keeper_alive,
+    start_keeper,
+    start_ticks,
+)
+from concertina.cluster.records import JobState, Keeper, NodeState
+
+NODE = "local"
+CPU = "cpu"
+START_SECONDS = 1.0  # a keeper that was asked for may not be a process yet
+
+
+class ClusterBackend(Protocol):
+    """Where jobs run. All calls are quick."""
+
+    @property
+    def name(self) -> str:
+        """As in `--backend`."""
+        ...
+
+    def nodes(self) -> tuple[NodeState, ...]:
+        """Every machine there is or was, up or lost."""
+        ...
+
+    def start_keeper(self, job: str, attempt: int) -> None:
+        """Start a keeper that outlives us."""
+        ...
+
+    def is_gone(self, state: JobState, keeper: Keeper | None, now: float) -> bool:
+        """Whether for sure nothing is left of the job's last keeper: no process of it, none of its workers."""
+        ...
+
+    def end_keeper(self, job: str) -> None:
+        """Kill what is left of a job's keeper and of its workers."""
+        ...
+
+    def close(self) -> None:
+        """Keepers stay."""
+        ...
+
+
+class LocalCluster:
+    """Keepers as processes of this machine."""
+
+    def __init__(self, store: str, state_dir: Path, slots: int, device_type: str) -> None:
+        self._store, self._state_dir = store, state_dir
+        self._node = NodeState(id=NODE, device_type=device_type, slots=slots)
+        self._started: dict[str, tuple[int, int]] = {}  # job -> attempt, pid: our own children
+
+    @classmethod
+    def open(cls, store: str, state_dir: Path, slots: int = 0) -> "LocalCluster":
+        """`slots` 0: one for each GPU, or else for each core."""
+        device_type, found = devices()
+        return cls(store, state_dir, slots or found, device_type)
+
+    @property
+    def name(self) -> str:
+        return "local"
+
+    def nodes(self) -> tuple[NodeState, ...]:
+        return (self._node,)
+
+    def start_keeper(self, job: str, attempt: int) -> None:
+        self._started[job] = attempt, start_keeper(self._store, self._state_dir, job, attempt)
+
+    def is_gone(self, state: JobState, keeper: Keeper | None, now: float) -> bool:
+        self._reap()
+        if keeper is not None and keeper.attempt == state.attempt and keeper_alive(keeper):
+            return False
+        mine = self._started.get(state.id)
+        if mine is not None and mine[0] == state.attempt and start_ticks(mine[1]) is not None:
+            return False
+        if is_held(self._state_dir, state.id) or now < state.attempt_s + START_SECONDS:
+            return False
+        return not self._processes(state.id, state.attempt)
+
+    def end_keeper(self, job: str) -> None:
+        end_holders(job_folder(self._state_dir, job) / LOCK)
+        for pid in self._processes(job):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self._reap()
+
+    def _reap(self) -> None:
+        """Children that have ended leave the kernel's table; only ours, other children are not our business."""
+        for _, pid in list(self._started.values()):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+    def _processes(self, job: str, attempt: int | None = None) -> list[int]:
+        """Keepers of a job, by their command lines: also those that do not hold its lock yet."""
+        wanted = [b"concertina.cluster.keeper", self._store.encode(), str(self._state_dir).encode(), job.encode()]
+        found: list[int] = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    words = (entry / "cmdline").read_bytes().split(b"\0")[2:]
+                    if words[:4] == wanted and attempt in (None, int(words[4])):
+                        found.append(int(entry.name))
+        return found
+
+
+def devices() -> tuple[str, int]:
+    """The type and number of this machine's devices: its GPUs, or else a share of its cores each."""
+    with contextlib.suppress(Exception):  # no driver, no card, no library: all the same here
+        return _gpus()
+    return CPU, max(os.cpu_count() or 1, 1)
+
+
+def _gpus() -> tuple[str, int]:
+    nvml: Any = __import__("pynvml")
+    nvml.nvmlInit()
+    try:
+        count = int(nvml.nvmlDeviceGetCount())
+        name: Any = nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(0))
+        return (name if isinstance(name, str) else name.decode()).replace(" ", "-"), count
+    finally:
+        nvml.nvmlShutdown()
+
+
+def holder_name() -> str:
+    """Who is in office, for people."""
+    return f"{socket.gethostname()}:{os.getpid()}"

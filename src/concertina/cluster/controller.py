@@ -1,0 +1,365 @@
+"""The controller: looks, decides (`turn.py`), writes down, and starts keepers. One at a time is in office.
+
+    python -m concertina.cluster.controller STORE STATE [SLOTS [POLICY]]
+
+All it knows is in the store; killed at any moment and started again, or followed by another that waited, it goes on
+where it was. Jobs do not notice: their keepers outlive it.
+"""
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from concertina.cluster import keys
+from concertina.cluster.backend import ClusterBackend, LocalCluster, holder_name
+from concertina.cluster.codec import dump, load
+from concertina.cluster.controller_log import JsonLog
+from concertina.cluster.curves import kind_of
+from concertina.cluster.mirror import Mirror
+from concertina.cluster.records import ClusterState, JobRequest, JobState, NodeState
+from concertina.cluster.slots import keeper_is_over
+from concertina.cluster.turn import decide
+from concertina.cluster.turn_types import Decision, Facts, Memory
+from concertina.cluster.views import live_policy
+from concertina.core.errors import ConcertinaError, Deposed, StoreError
+from concertina.core.job import JobPhase
+from concertina.policies.base import Policy
+from concertina.store import Store, open_store
+from concertina.store.election import Leadership
+from concertina.store.protocol import Change
+
+TTL_SECONDS = 2.0  # of the office: whoever waits has it so long after its holder died
+STORE_SECONDS = 1.0  # that one call to the store may take
+GAP_SECONDS = 0.2  # between two turns at least
+TICK_SECONDS = 1.0  # and at most
+NOTES_SECONDS = 5.0  # how old what is written about progress and plans may be
+STATUS_SECONDS = 2.0  # the same for the record of the cluster
+ANSWER_SECONDS = 120.0  # that an answer is kept
+STUCK_SECONDS = 30.0  # a controller whose turn takes longer gives its office up
+GOAL_MS = 60.0  # of a round; admissions wait for the next one where more would take longer
+MOST_ADMISSIONS = 200
+
+
+@dataclass(slots=True)
+class Books:
+    """What the controller in office knows, beyond the mirror."""
+
+    memory: Memory
+    ended: dict[str, JobPhase]
+    written: dict[str, JobState]
+    written_s: dict[str, float]
+    nodes: dict[str, NodeState]
+    status: ClusterState | None
+    status_s: float = 0.0
+    admit_most: int = 20
+    asked: set[str] = field(default_factory=set)  # asks that were answered; the mirror may still show them
+
+
+class Controller:
+    """`start` it, `close` it. Whether it is in office does not matter to whoever started it."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        mirror: Mirror,
+        backend: ClusterBackend,
+        *,
+        policy: str = "concertina",
+        log: Path | None = None,
+        ttl_s: float = TTL_SECONDS,
+    ) -> None:
+        """`mirror` is started and closed by whoever made it."""
+        self._open, self._mirror, self._backend, self._ttl_s = open_store, mirror, backend, ttl_s
+        self._policy_name = policy
+        self._policy: Policy = live_policy(policy)
+        self._log = JsonLog(log)
+        self._name = holder_name()
+        self._started_s = time.time()
+        self._ends = threading.Event()
+        self._turned = time.monotonic()
+        self._fresh: set[str] = set()  # requests that came since they were last looked at
+        self._fresh_lock = threading.Lock()
+        self._scripts: dict[tuple[str, int, int], bytes] = {}
+        self._thread = threading.Thread(target=self._run, name="concertina-controller", daemon=True)
+        self.in_office = threading.Event()
+        self.is_down = threading.Event()  # `down` was asked for, and no job has a process any more
+        mirror.listen(self._on_change)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Resigns. Jobs and keepers go on."""
+        self._ends.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10.0)
+        self._backend.close()
+
+    def _on_change(self, change: Change) -> None:
+        if change.key.startswith(keys.REQUESTS) and change.value is not None:
+            with self._fresh_lock:
+                self._fresh.add(keys.job_of(change.key))
+
+    # -- the office --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            try:
+                with self._open() as store:
+                    leadership = Leadership.acquire(store, keys.CONTROLLER, self._ttl_s, holder=self._name, wait_s=1.0)
+                    if leadership is not None:
+                        self._hold(store, leadership)
+            except (Deposed, StoreError) as error:
+                self._log.write("office lost", reason=str(error))
+                self._ends.wait(0.3)
+            except Exception as error:  # a defect must not end the cluster: look at everything anew
+                self._log.write("turn failed", reason=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
+                self._ends.wait(1.0)
+
+    def _hold(self, store: Store, leadership: Leadership) -> None:
+        self._log.write("office taken", holder=self._name, fence=leadership.fence)
+        over = threading.Event()
+        self._turned = time.monotonic()
+        renewer = threading.Thread(target=self._renew, args=(leadership, over), name="concertina-office", daemon=True)
+        renewer.start()
+        try:
+            books = self._load(store)
+            self.in_office.set()
+            while not self._ends.is_set():
+                self._turned = time.monotonic()
+                seen = self._mirror.revision
+                leadership.check()
+                self._turn(store, leadership, books)
+                self._ends.wait(max(GAP_SECONDS - (time.monotonic() - self._turned), 0.0))
+                self._mirror.wait(seen, TICK_SECONDS)
+        finally:
+            self.in_office.clear()
+            over.set()
+            renewer.join(timeout=5.0)
+            with contextlib.suppress(ConcertinaError):
+                leadership.resign()
+
+    def _renew(self, leadership: Leadership, over: threading.Event) -> None:
+        """Beside the turns: a slow one must not cost the office, a stuck one must."""
+        while not over.wait(self._ttl_s / 5):
+            if time.monotonic() - self._turned > STUCK_SECONDS or not leadership.renew():
+                return
+
+    def _load(self, store: Store) -> Books:
+        """All that was decided before, from the store itself: nobody else can write it any more."""
+        found = store.list_prefix(keys.STATES)
+        states = {keys.job_of(entry.key): load(JobState, entry.value) for entry in found.entries}
+        entry = store.get(keys.CLUSTER)
+        cluster = load(ClusterState, entry.value) if entry else ClusterState(policy="", backend="")
+        self._mirror.wait_until(lambda: self._mirror.revision >= found.revision, 10.0)
+        if cluster.going_down and cluster.down_s < self._started_s:
+            cluster = replace(cluster, going_down=False)
+        cluster = replace(cluster, policy=self._policy_name, backend=self._backend.name, controller=self._name)
+        live = {job: state for job, state in states.items() if not self._at_rest(state)}
+        with self._fresh_lock:
+            self._fresh |= {job.id for job in self._mirror.jobs() if job.id not in states}
+        return Books(
+            memory=Memory(cluster=cluster, live=live),
+            ended={job: state.phase for job, state in states.items() if job not in live},
+            written=dict(live),
+            written_s={},
+            nodes={node.id: node for node in self._mirror.nodes()},
+            status=None,
+        )
+
+    def _at_rest(self, state: JobState) -> bool:
+        seen = self._mirror.seen(state.id)
+        return state.phase.is_end and keeper_is_over(state, seen, gone=False)
+
+    # -- a turn ------------------------------------------------------------------------------------------------------
+
+    def _turn(self, store: Store, leadership: Leadership, books: Books) -> None:
+        facts = self._look(books)
+        begun = time.perf_counter()
+        decision = decide(books.memory, facts, self._policy)
+        decided_ms = (time.perf_counter() - begun) * 1000
+        self._pace(books, decision, decided_ms)
+        self._write(store, leadership, books, decision, facts, decided_ms)
+        for job in decision.start:
+            self._backend.start_keeper(job, books.memory.live[job].attempt)
+        for job in decision.end:
+            self._backend.end_keeper(job)
+        for line in decision.lines:
+            self._log.write(line.event, job=line.job, reason=line.reason, workers=line.workers)
+        if books.memory.cluster.going_down and self._is_quiet(books.memory):
+            self.is_down.set()
+
+    def _is_quiet(self, memory: Memory) -> bool:
+        return not any(
+            state.slots or not keeper_is_over(state, self._mirror.seen(job), gone=False)
+            for job, state in memory.live.items()
+        )
+
+    def _look(self, books: Books) -> Facts:
+        mirror, now, live = self._mirror, time.time(), books.memory.live
+        fresh = self._take_fresh(books)
+        registered, gone = set(), set()
+        for job, state in live.items():
+            if state.attempt:
+                keeper = mirror.keeper(job)
+                if keeper is not None:
+                    registered.add(job)
+                over = keeper_is_over(state, mirror.seen(job), gone=False)
+                if not over and self._backend.is_gone(state, keeper, now):
+                    gone.add(job)
+        return Facts(
+            now=now,
+            nodes=self._backend.nodes(),
+            requests=mirror.requests,
+            fresh=tuple(fresh),
+            kinds={request.id: self._kind(request) for request in fresh},
+            seen=mirror.all_seen,
+            registered=frozenset(registered),
+            gone=frozenset(gone),
+            curves=mirror.curves(),
+            asks=tuple(ask for ask in mirror.asks() if ask.id not in books.asked),
+            users=mirror.users_by_name,
+            ended=books.ended,
+            admit_most=books.admit_most,
+        )
+
+    def _take_fresh(self, books: Books) -> list[JobRequest]:
+        with self._fresh_lock:
+            names, self._fresh = self._fresh, set()
+        known = books.memory.live
+        found = [self._mirror.requests.get(name) for name in names if name not in known and name not in books.ended]
+        return sorted((r for r in found if r is not None), key=lambda r: (r.submitted_s, r.id))
+
+    def _kind(self, request: JobRequest) -> str:
+        """Empty: the script can not be read."""
+        try:
+            path = Path(request.script)
+            about = path.stat()
+            key = (request.script, about.st_mtime_ns, about.st_size)
+            if key not in self._scripts:
+                self._scripts[key] = path.read_bytes()
+        except (OSError, ValueError):
+            return ""
+        return kind_of(request, self._scripts[key])
+
+    def _pace(self, books: Books, decision: Decision, decided_ms: float) -> None:
+        """As many admissions a round as fit into its time."""
+        if decision.round:
+            if decided_ms > GOAL_MS:
+                books.admit_most = max(books.admit_most // 2, 1)
+            elif decided_ms < GOAL_MS / 2:
+                books.admit_most = min(books.admit_most * 2, MOST_ADMISSIONS)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def _write(
+        self,
+        store: Store,
+        leadership: Leadership,
+        books: Books,
+        decision: Decision,
+        facts: Facts,
+        decided_ms: float,
+    ) -> None:
+        begun = time.perf_counter()
+        memory = decision.memory
+        important = _essence(memory.cluster) != _essence(books.status)
+        if important:  # before the states: it says which asks were done
+            self._put_status(leadership, books, memory.cluster)
+        for node in decision.nodes:
+            if books.nodes.get(node.id) != node:
+                leadership.put_fenced(keys.NODES + node.id, dump(node))
+                books.nodes[node.id] = node
+        for curve in decision.curves:
+            leadership.put_fenced(keys.CURVES + curve.key, dump(curve))
+        for job, state in {**memory.live, **decision.states}.items():
+            self._put_state(leadership, books, job, state)
+        self._reply(store, leadership, books, decision, facts)
+        for job in decision.at_rest:
+            books.ended[job] = decision.states[job].phase if job in decision.states else books.memory.live[job].phase
+            books.written.pop(job, None)
+            books.written_s.pop(job, None)
+        spent_ms = (time.perf_counter() - begun) * 1000
+        if decision.round:
+            counted = replace(
+                memory.cluster,
+                rounds=memory.cluster.rounds + 1,
+                round_ms=round(decided_ms, 2),
+                write_ms=round(spent_ms, 2),
+            )
+            memory = replace(memory, cluster=counted)
+        books.memory = memory
+        if time.monotonic() - books.status_s > STATUS_SECONDS:
+            self._put_status(leadership, books, memory.cluster)
+
+    def _put_status(self, leadership: Leadership, books: Books, cluster: ClusterState) -> None:
+        leadership.put_fenced(keys.CLUSTER, dump(replace(cluster, at_s=round(time.time(), 3))))
+        books.status, books.status_s = cluster, time.monotonic()
+
+    def _put_state(self, leadership: Leadership, books: Books, job: str, state: JobState) -> None:
+        """What matters at once; what only tells progress and plans, every few seconds."""
+        before = books.written.get(job)
+        if before is state or before == state:
+            return
+        now = time.monotonic()
+        young = now - books.written_s.get(job, 0.0) < NOTES_SECONDS or not state.slots
+        if young and before is not None and _decided(before) == _decided(state):
+            return
+        leadership.put_fenced(keys.STATES + job, dump(state))
+        books.written[job], books.written_s[job] = state, now
+
+    def _reply(self, store: Store, leadership: Leadership, books: Books, decision: Decision, facts: Facts) -> None:
+        if decision.replies:
+            lease = store.grant(ANSWER_SECONDS)
+            for reply in decision.replies:
+                leadership.put_fenced(keys.ANSWERS + reply.id, dump(reply), lease=lease)
+        books.asked = {ask.id for ask in self._mirror.asks() if ask.id in books.asked}
+        for ask in facts.asks:
+            books.asked.add(ask.id)
+            leadership.delete_fenced(keys.ASKS + ask.id)
+
+
+def _essence(cluster: ClusterState | None) -> ClusterState | None:
+    """Without what only counts."""
+    return None if cluster is None else replace(cluster, rounds=0, round_ms=0.0, write_ms=0.0, at_s=0.0)
+
+
+def _decided(state: JobState) -> JobState:
+    """Without what changes all the time and can be found out again."""
+    return replace(state, done=0.0, service_s=0.0, executed_s=0.0, settled_s=0.0, level=0, stamp=0.0, reserved=())
+
+
+def main(store: str, state_dir: Path, slots: int = 0, policy: str = "concertina") -> int:
+    """A controller without an interface, until it is told to end."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    ends = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ends.set())
+    with open_store(store) as watched:
+        mirror = Mirror(watched)
+        mirror.start()
+        controller = Controller(
+            lambda: open_store(store, timeout_s=STORE_SECONDS),
+            mirror,
+            LocalCluster.open(store, state_dir, slots),
+            policy=policy,
+            log=state_dir / "controller.log",
+        )
+        controller.start()
+        while not ends.wait(0.5) and not controller.is_down.is_set():
+            pass
+        controller.close()
+        mirror.close()
+    return 0
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    slots_ = int(given[2]) if len(given) > 2 else 0
+    sys.exit(main(given[0], Path(given[1]), slots_, given[3] if len(given) > 3 else "concertina"))

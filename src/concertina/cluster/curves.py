@@ -1,0 +1,113 @@
+"""How fast live jobs are: what was measured, and the law of diminishing returns for the rest. Pure.
+
+Jobs of one *kind* (the same script, arguments, virtual workers and scaling) share a stored curve. What a job shows
+while it runs goes before it: counts at which it was seen itself are taken as seen, the others are scaled alike.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+from concertina.cluster.records import Curve, JobRequest
+from concertina.core.errors import NoCurveError
+from concertina.core.job import JobSpec
+from concertina.policies.scaling_curve import Curves, ScalingCurve, law
+
+PROBE = "?"  # the kind of a job that is still being measured
+PROBE_STEPS = 20.0  # work that a policy is told of such a job: next to nothing, so that it comes soon
+NOTABLE = 0.05  # a speed that differs by less is the same
+KEPT = 0.5  # weight of what was known when a kind is measured again
+
+
+def kind_of(request: JobRequest, script: bytes) -> str:
+    """Jobs with the same digest are equally fast, and make equally many steps by themselves."""
+    digest = hashlib.sha256()
+    for part in (script, *(a.encode() for a in request.args), str(request.virtual).encode(), request.scaling.encode()):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()[:32]
+
+
+def points(measured: Mapping[int, float], top: int) -> dict[int, float]:
+    """Speeds at 1 to `top` workers: measured ones, lines between them, the law beyond them."""
+    known = {count: speed for count, speed in sorted(measured.items()) if count > 0 and speed > 0}
+    if not known:
+        return {}
+    counts = list(known)
+    found: dict[int, float] = {}
+    for n in range(1, max(top, counts[-1]) + 1):
+        below = max((count for count in counts if count <= n), default=counts[0])
+        above = min((count for count in counts if count >= n), default=counts[-1])
+        if below < n < above:
+            part = (n - below) / (above - below)
+            found[n] = known[below] + (known[above] - known[below]) * part
+        else:
+            base = below if below <= n else above
+            found[n] = known[base] * law(n) / law(base)
+    return found
+
+
+def corrected(kind: Mapping[int, float], own: Mapping[int, float]) -> dict[int, float]:
+    """A kind's speeds as this job shows them: where it was not seen, as much faster or slower as where it was."""
+    ratios = [own[count] / kind[count] for count in own if kind.get(count, 0.0) > 0]
+    ratio = sum(ratios) / len(ratios) if ratios else 1.0
+    return {**{count: speed * ratio for count, speed in kind.items()}, **own}
+
+
+def adopted(believed: Mapping[int, float], own: Mapping[int, float], seen: Mapping[int, float]) -> dict[int, float]:
+    """The job's own speeds with those that differ notably from what is believed of it; else as they were."""
+    news = {
+        count: speed
+        for count, speed in seen.items()
+        if speed > 0 and abs(speed - believed.get(count, 0.0)) > NOTABLE * max(believed.get(count, 0.0), 1e-12)
+    }
+    return {**own, **news} if news else dict(own)
+
+
+def merged(old: Curve | None, key: str, seen: Mapping[int, float], total_steps: int, source: str) -> Curve | None:
+    """What is to be stored of a kind after a job of it was seen; None: nothing new."""
+    known = dict(old.speeds) if old else {}
+    for count, speed in seen.items():
+        if speed > 0:
+            before = known.get(count)
+            blend = speed if before is None else KEPT * before + (1 - KEPT) * speed
+            if before is None or abs(blend - before) > NOTABLE * before:
+                known[count] = blend
+    steps = total_steps or (old.total_steps if old else 0)
+    if not known or (old is not None and known == old.speeds and steps == old.total_steps):
+        return None
+    return Curve(key=key, speeds=dict(sorted(known.items())), source=source, total_steps=steps)
+
+
+class LiveCurves(Curves):
+    """Finds curves by a job's kind (`JobSpec.model`) and, where it was seen running, by its own id."""
+
+    def __init__(self, stored: Mapping[str, Curve], own: Mapping[str, Mapping[int, float]], top: int) -> None:
+        """`own`: job id -> speeds at which it was seen. `top`: workers that any job can have."""
+        super().__init__()
+        self._stored, self._own, self._top = stored, own, top
+        self._kinds: dict[str, ScalingCurve | None] = {}
+        self._jobs: dict[str, ScalingCurve] = {}
+
+    def of(self, job: JobSpec) -> tuple[ScalingCurve, float]:
+        curve = self._curve(job)
+        if curve is None or job.work is None:
+            raise NoCurveError(job_id=job.id, wanted=f"kind {job.model!r}", nearest="it was not measured yet")
+        return curve, job.work
+
+    def _curve(self, job: JobSpec) -> ScalingCurve | None:
+        kind = job.model or PROBE
+        own = self._own.get(job.id)
+        if own and kind != PROBE:
+            if job.id not in self._jobs:
+                stored = self._stored.get(kind)
+                speeds = corrected(stored.speeds if stored else {}, own)
+                self._jobs[job.id] = ScalingCurve(points={"*": points(speeds, self._top)})
+            return self._jobs[job.id]
+        if kind not in self._kinds:
+            self._kinds[kind] = self._of_kind(kind)
+        return self._kinds[kind]
+
+    def _of_kind(self, kind: str) -> ScalingCurve | None:
+        stored = self._stored.get(kind)
+        speeds = {1: 1.0} if kind == PROBE else (stored.speeds if stored else {})
+        found = points(speeds, self._top)
+        return ScalingCurve(points={"*": found}) if found else None

@@ -1,0 +1,96 @@
+"""A response that goes on: pieces are sent as they come, until the client leaves or the server ends."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from concertina.cluster.mirror import Job
+from concertina.server.events import BEAT, BEAT_SECONDS, Hub, frame
+from concertina.server.files import events_path, parse, read_lines
+from concertina.server.views import encode, job_json
+
+SEND_SECONDS = 30.0  # a client that takes nothing for so long is gone
+LOOK_SECONDS = 0.3  # between two looks at a job's events
+LINES = 500
+
+
+class EventStream(Response):
+    """Server-sent events from an iterator. One task per client; what can not be sent in time ends the stream."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, pieces: AsyncIterator[bytes], hub: Hub) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._pieces, self._hub = pieces, hub
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        self._hub.clients += 1
+        sending = asyncio.create_task(self._send_all(send))
+        leaving = asyncio.create_task(_gone(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._hub.clients -= 1
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
+        if not sending.cancelled() and (error := sending.exception()) and not isinstance(error, TimeoutError | OSError):
+            raise error
+
+    async def _send_all(self, send: Send) -> None:
+        async with contextlib.aclosing(self._pieces) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                message = {"type": "http.response.body", "body": piece, "more_body": True}
+                await asyncio.wait_for(send(message), SEND_SECONDS)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def job_stream(hub: Hub, state: Path, find: Callable[[], Job | None], after: int) -> AsyncIterator[bytes]:
+    """A job's own events as they are written, and its whole state whenever that changes, until the job has ended."""
+    job = find()
+    assert job is not None
+    path, shown, quiet = events_path(state, job.id), b"", 0.0
+    loop = asyncio.get_running_loop()
+    last = loop.time()
+    yield b"retry: 2000\n\n"
+    while not hub.closing.is_set():
+        job = find() or job
+        now_state = encode(job_json(job, brief=False))
+        out = [] if now_state == shown else [frame("state", now_state)]
+        shown = now_state
+        found = await asyncio.to_thread(read_lines, path, after, LINES)
+        at = after
+        for line in found.lines:
+            at += len(line) + 1
+            event = parse(line)
+            if event is not None:
+                out.append(frame("line", encode(event), at))
+        after = found.next
+        if out:
+            yield b"".join(out)
+            last = loop.time()
+        elif loop.time() - last > BEAT_SECONDS:
+            yield BEAT
+            last = loop.time()
+        if found.at_end:
+            quiet = quiet + 1 if job.state.phase.is_end else 0
+            if quiet > 2:  # its last lines may come a moment after its end
+                yield frame("end", encode({"phase": job.state.phase.value, "reason": job.state.reason}))
+                return
+            await _nap(hub, LOOK_SECONDS)
+
+
+async def _nap(hub: Hub, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(hub.closing.wait(), seconds)
