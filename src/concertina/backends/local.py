@@ -82,6 +82,11 @@ class LocalBackend:
         except BrokenPipeError:
             raise JobFailed(f"the process that starts workers has died; see {self._log_dir / 'nursery.log'}") from None
 
+    @property
+    def events_fd(self) -> int:
+        """Readable when there is something to hear."""
+        return self._events
+
     def start_master(self, env: Mapping[str, str], log: Path) -> None:
         self.start_worker(MASTER, Path(), (), env, log)
 
