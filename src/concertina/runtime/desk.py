@@ -64,14 +64,17 @@ class Desk:
         self._written[v] += 1
         head, at = self._head(v, slot), self._record(v, slot)
         self.words[head] = -1  # torn until the last line
+        self.segment.push(8 * head, 8)
         if self._holds.pop(at, None) is not record:
             self.segment.memory[at : at + len(record)] = record
+            self.segment.push(at, len(record))
         if len(record) <= SMALL:
             self._holds[at] = record
         self.words[head + 1] = int(final)
         self.words[head + 2] = len(record)
         self.words[head + 3] = self._written[v]
         self.words[head] = number
+        self.segment.push(8 * head, 8 * _SLOT_WORDS)
         return True
 
     def make_final(self, v: int, number: int) -> bool:
@@ -80,6 +83,7 @@ class Desk:
         if self.words[head] != number:
             return False
         self.words[head + 1] = 1
+        self.segment.push(8 * (head + 1), 8)
         return True
 
     def context(self, v: int, number: int) -> tuple[bytes, bool] | None:
@@ -110,6 +114,7 @@ class Desk:
     @clock.setter
     def clock(self, value: int) -> None:
         self.words[_CLOCK] = value
+        self.segment.push(8 * _CLOCK, 8)
 
     # -- where in the data, for those who follow ---------------------------------------------------------------------
 
@@ -123,6 +128,7 @@ class Desk:
     def place(self, value: tuple[int, int, int, int]) -> None:
         for k, word in enumerate(value):
             self.words[_PLACE + k] = word
+        self.segment.push(8 * _PLACE, 32)
 
     @property
     def cannot_read(self) -> bool:
@@ -132,6 +138,7 @@ class Desk:
     @cannot_read.setter
     def cannot_read(self, value: bool) -> None:
         self.words[_CANNOT_READ] = int(value)
+        self.segment.push(8 * _CANNOT_READ, 8)
 
     # -- what a follower needs of a step -----------------------------------------------------------------------------
 
@@ -142,6 +149,7 @@ class Desk:
         self.segment.memory[at : at + len(raw)] = raw
         self.words[_DESCRIBED + 1] = len(raw)
         self.words[_DESCRIBED] = generation
+        self.segment.push(8 * _DESCRIBED, 16 + len(raw))
 
     @property
     def described(self) -> tuple[int, str]:
@@ -156,6 +164,7 @@ class Desk:
     @overwritten.setter
     def overwritten(self, step: int) -> None:
         self.words[_OVERWRITTEN] = step
+        self.segment.push(8 * _OVERWRITTEN, 8)
 
     def note(self, entry: Mapping[str, Any]) -> None:
         """For those who follow: what an optimizer is about to do, or that a step is over. Has a `step`, at least."""
@@ -166,7 +175,9 @@ class Desk:
         at = self._metas_at + (number % METAS) * META
         self.segment.memory[at + 8 : at + 8 + len(data)] = data
         self.words[at // 8] = len(data)
+        self.segment.push(at, 8 + len(data))
         self.words[_NOTED] = number
+        self.segment.push(8 * _NOTED, 8)
 
     @property
     def noted(self) -> int:
@@ -190,7 +201,10 @@ class Desk:
         self.words[_HANDED] = len(raw)
         self.segment.memory[8 * (_HANDED + 1) : 8 * (_HANDED + 1) + len(raw)] = raw
         self.words[_SWITCH_STEP] = step
+        self.segment.push(8 * _SWITCH_STEP, 8)
+        self.segment.push(8 * _HANDED, 8 + len(raw))
         self.words[_SWITCH_GENERATION] = generation
+        self.segment.push(8 * _SWITCH_GENERATION, 8)
 
     @property
     def switch(self) -> tuple[int, int, str]:

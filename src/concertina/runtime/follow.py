@@ -21,7 +21,7 @@ from concertina.runtime.handover import load_small_state, receive
 from concertina.runtime.interrupts import Left
 from concertina.runtime.membership import Generation, Membership
 from concertina.runtime.prepared import Prepared
-from concertina.runtime.segments import Segment
+from concertina.runtime.segments import Segment, is_here
 from concertina.runtime.state_map import make_room, read_memory, set_others
 from concertina.runtime.virtual import VirtualEngine
 
@@ -146,6 +146,9 @@ class Follower:
         self._catch_up = None
         desk = ready[self._membership.number % len(ready)]
         self._followed, self._described = desk, desk.described[1]
+        if not all(is_here(desk.segment.address) for desk in self._sources.values()):
+            self._desk.cannot_read = True  # another host's memory
+            return
         try:
             pid, memory = _read_description(desk)
             if memory is None:

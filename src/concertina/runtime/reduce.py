@@ -214,7 +214,7 @@ class NativeAllReduce:
         return self._flats[bucket]
 
     def ready(self, virtual_worker: int, bucket: int) -> None:
-        self._works.append(self._group.sum_async(self._flats[bucket]))
+        self._group.try_to(lambda: self._works.append(self._group.sum_async(self._flats[bucket])))
 
     def fold(self) -> None:
         works, self._works = self._works, []
@@ -336,7 +336,7 @@ class VirtualRing:
             event.record()
             self._copied[bucket] = event
         if virtual_worker == self.order[-1]:
-            self._open(bucket)
+            self._group.try_to(lambda: self._open(bucket))
 
     def _open(self, bucket: int) -> None:
         """All local terms are there: expect what will come, and send off the sums that start here."""
