@@ -31,6 +31,7 @@ from concertina.report import Generation, GenerationBook, Report, SampleBook
 
 STOP_SECONDS = 30.0  # a stopping worker may take this long to reach a step boundary and write its checkpoint
 POLL_SECONDS = 0.2
+ORPHAN_SECONDS = 60.0  # without a word from any master, a worker on another host ends itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,8 @@ class RunSettings:
     largest_batch: int = 0
     record_dir: Path | None = None
     run_dir: Path | None = None
+    store: str = ""  # on several hosts: a store that all of them reach; empty: the master has one of its own
+    job: str = ""  # its name there
 
     def __post_init__(self) -> None:
         check_script(self.script)
@@ -154,7 +157,14 @@ class Run:
             stall_s=settings.stall_s,
         )
         log = self._log_dir / "master.log"
-        self.master = MasterKeeper(self._private_dir, spec, lambda env: self._backend.start_master(env, log))
+        self.master = MasterKeeper(
+            self._private_dir,
+            spec,
+            lambda env: self._backend.start_master(env, log),
+            store=settings.store,
+            job=settings.job or "job",
+            host=self._backend.address,
+        )
 
     def __enter__(self) -> "Run":
         return self
@@ -311,9 +321,11 @@ class Run:
             hold_at=message["hold_at"],
             launched=True,
             run_dir=str(self._private_dir),
-            store=self.master.store,
+            store=self.master.workers_store,
             job=self.master.job,
             key=self.master.key,
+            host=self._backend.host_of(seat.node) if self._backend.address else "",
+            orphan_s=max(ORPHAN_SECONDS, 3 * s.silence_s),
             resume=str(resume.resolve()) if resume else "",
             steps=s.steps,
             checkpoint_dir=str(s.checkpoint_dir.resolve()) if s.checkpoint_dir else "",
@@ -397,9 +409,14 @@ def parse_changes(text: str) -> tuple[Change, ...]:
     return tuple(changes)
 
 
-def run(settings: RunSettings, listener: Listener = lambda event: None, backend: WorkerBackend | None = None) -> Report:
+def run(
+    settings: RunSettings,
+    listener: Listener = lambda event: None,
+    backend: WorkerBackend | None = None,
+    seating: Seating = lambda worker: Seat(),
+) -> Report:
     """Runs a job to its end; raises JobFailed if it does not end well."""
-    with Run(settings, listener, backend) as job:
+    with Run(settings, listener, backend, seating) as job:
         report = job.to_end()
         if report.exit:
             raise JobFailed(report.error, report.exit)

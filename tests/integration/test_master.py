@@ -16,6 +16,7 @@ from concertina.core.errors import Deposed
 from concertina.core.messages import MASTER
 from concertina.master.link import MasterLink
 from concertina.master.service import address_key
+from concertina.master.words import FROM_MASTER, FROM_MEMBER, seal
 from concertina.report import Report
 from concertina.runner import Run, RunSettings
 from concertina.store import Leadership, open_store
@@ -226,17 +227,18 @@ def test_words_of_a_master_that_was_replaced_are_ignored(tmp_path: Path) -> None
             peers = {name: socket.recv_multipart()[0] for name, socket in sockets.items()}
 
             def say(name: str, number: int, what: str) -> None:
-                frame = {"number": number, "body": {"op": what}, "taken": 0, "key": "secret"}
-                frame["fence"] = leaders[name].fence
-                sockets[name].send_multipart([peers[name], json.dumps(frame).encode()])
+                frame = {"number": number, "body": {"op": what}, "taken": 0, "fence": leaders[name].fence}
+                sockets[name].send_multipart([peers[name], seal(frame, "secret", FROM_MASTER)])
 
             say("new", 1, "from the new one")
             patience = time.monotonic() + 10
             while not heard and time.monotonic() < patience:
                 time.sleep(0.01)
-            frame = {"number": 2, "body": {"op": "stale"}, "taken": 0, "key": "secret", "fence": leaders["old"].fence}
-            assert link._decode(json.dumps(frame).encode()) is None
-            assert link._decode(json.dumps({**frame, "fence": leaders["new"].fence, "key": "guess"}).encode()) is None
+            frame = {"number": 2, "body": {"op": "stale"}, "taken": 0, "fence": leaders["old"].fence}
+            assert link._decode(seal(frame, "secret", FROM_MASTER)) is None
+            newer = {**frame, "fence": leaders["new"].fence}
+            assert link._decode(seal(newer, "guess", FROM_MASTER)) is None
+            assert link._decode(seal(newer, "secret", FROM_MEMBER)) is None, "a member is no master"
             say("new", 2, "again")
             while len(heard) < 2 and time.monotonic() < patience:
                 time.sleep(0.01)

@@ -25,6 +25,11 @@ class Seat:
 class WorkerBackend(Protocol):
     """Starts, signals and listens to the workers of one job, and its master."""
 
+    @property
+    def address(self) -> str:
+        """Of this machine, for processes on other nodes; empty: all nodes are this machine."""
+        ...
+
     def host_of(self, node: str) -> str:
         """The address at which workers on other nodes reach a process on this one."""
         ...

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from concertina.backends.base import HERE
 from concertina.core.errors import JobFailed
@@ -29,11 +30,11 @@ class LocalBackend:
         self._pending = b""
 
     @classmethod
-    def open(cls, log_dir: Path, threads: int, hold: Sequence[int] = ()) -> "LocalBackend":
+    def open(cls, log_dir: Path, threads: int, hold: Sequence[int] = (), prefix: Sequence[str] = ()) -> Self:
         """Starts the nursery; workers can be asked for at once.
 
         The descriptors in `hold` stay open in everything that is started: a lock on one of them is held until all of it
-        is gone.
+        is gone. `prefix` is a command to start the nursery through.
         """
         log_dir.mkdir(parents=True, exist_ok=True)
         read, write = os.pipe()
@@ -46,7 +47,7 @@ class LocalBackend:
             }
         with (log_dir / "nursery.log").open("ab") as log:
             nursery = subprocess.Popen(
-                [sys.executable, "-m", "concertina.runtime.nursery", str(write)],
+                [*prefix, sys.executable, "-m", "concertina.runtime.nursery", str(write)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -57,6 +58,8 @@ class LocalBackend:
         os.close(write)
         os.set_blocking(read, False)
         return cls(nursery, read, log_dir)
+
+    address = ""  # nobody has to find this machine
 
     def host_of(self, node: str) -> str:
         return "127.0.0.1"
@@ -78,6 +81,11 @@ class LocalBackend:
             self._nursery.stdin.flush()
         except BrokenPipeError:
             raise JobFailed(f"the process that starts workers has died; see {self._log_dir / 'nursery.log'}") from None
+
+    @property
+    def events_fd(self) -> int:
+        """Readable when there is something to hear."""
+        return self._events
 
     def start_master(self, env: Mapping[str, str], log: Path) -> None:
         self.start_worker(MASTER, Path(), (), env, log)

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from concertina.cli.hosts import SeveralHosts, open_backend
 from concertina.core.checkpoints import checkpoints_in, newest_whole, read_manifest
 from concertina.core.errors import JobFailed, UsageError
 from concertina.core.messages import EXIT_USAGE
@@ -36,6 +37,8 @@ concertina run --workers 1 --resize "40=4,80=2" train.py [dim]# 1 worker, 4 from
 concertina run --checkpoint ckpt --checkpoint-every 100 train.py
 
 concertina run --checkpoint ckpt --resume --workers 2 train.py
+
+concertina run --backend ray --workers 6 train.py        [dim]# on the machines of a Ray cluster[/dim]
 """
 
 
@@ -109,6 +112,14 @@ def run(
         Path | None, typer.Option(help="Folder for logs. Default: below the user's state folder.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only what the script itself prints.")] = False,
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="Where workers run. local: this machine. ray: the machines of the Ray cluster that this one belongs "
+            "to, with script and checkpoints under the same paths on all of them.",
+            metavar="NAME",
+        ),
+    ] = "local",
 ) -> None:
     """Train a script on this machine, on any number of workers, with the bits that DDP would give."""
     changes = parse_changes(resize)
@@ -118,27 +129,30 @@ def run(
     virtual = DEFAULT_VIRTUAL if virtual is None else virtual
     folder = run_dir or _new_run_dir(script)
     existed = folder.exists()
-    settings = RunSettings(
-        script=script,
-        args=context.args,
-        virtual=virtual,
-        workers=_first_workers(virtual, minimum, maximum) if workers is None else workers,
-        minimum=minimum,
-        maximum=_checked_maximum(maximum, virtual),
-        steps=steps,
-        changes=changes,
-        checkpoint_dir=checkpoint,
-        checkpoint_every=checkpoint_every,
-        resume=start,
-        threads=threads,
-        level=level,
-        reduction=reduction,
-        scaling=scaling,
-        ramp=ramp,
-        largest_batch=largest_batch,
-        run_dir=folder,
-    )
-    result = _run_and_show(settings, events, steps, quiet)
+    with open_backend(backend, folder / "logs", threads) as place:
+        slots = place.seats.room if place is not None else _slots()
+        first = _first_workers(slots, virtual, minimum, maximum) if workers is None else workers
+        settings = RunSettings(
+            script=script,
+            args=context.args,
+            virtual=virtual,
+            workers=first,
+            minimum=minimum,
+            maximum=_checked_maximum(maximum, virtual),
+            steps=steps,
+            changes=changes,
+            checkpoint_dir=checkpoint,
+            checkpoint_every=checkpoint_every,
+            resume=start,
+            threads=threads,
+            level=level,
+            reduction=reduction,
+            scaling=scaling,
+            ramp=ramp,
+            largest_batch=largest_batch,
+            run_dir=folder,
+        )
+        result = _run_and_show(settings, events, steps, quiet, place)
     if result.exit == EXIT_USAGE and not existed:
         shutil.rmtree(folder, ignore_errors=True)
     if report is not None and result.exit != EXIT_USAGE:
@@ -151,11 +165,13 @@ def run(
 run.__doc__ = (run.__doc__ or "") + EXAMPLES
 
 
-def _run_and_show(settings: RunSettings, events: Path | None, steps: int, quiet: bool) -> Report:
+def _run_and_show(
+    settings: RunSettings, events: Path | None, steps: int, quiet: bool, place: SeveralHosts | None
+) -> Report:
     with contextlib.ExitStack() as stack:
         sink = stack.enter_context(events.open("w")) if events is not None else None
         display = stack.enter_context(Display(steps, quiet, sink))
-        job = stack.enter_context(Run(settings, display))
+        job = stack.enter_context(_run_on(place, settings, display))
         display.job = job
         display.warn_of_scaling(settings.scaling)
         job.on_idle = display.forward_output
@@ -164,6 +180,15 @@ def _run_and_show(settings: RunSettings, events: Path | None, steps: int, quiet:
         display.forward_output(to_the_end=True)
         display.close_story(result)
         return result
+
+
+def _run_on(place: SeveralHosts | None, settings: RunSettings, display: "Display") -> Run:
+    if place is None:
+        return Run(settings, display)
+    place.seats.check_room(settings.workers)
+    job = Run(settings, display, place.backend, place.seats)
+    place.seats.taken = job.seats
+    return job
 
 
 @contextlib.contextmanager
@@ -200,9 +225,9 @@ def _new_run_dir(script: Path) -> Path:
     return state / "concertina" / "runs" / f"{script.stem}-{stamp}-{os.getpid()}"
 
 
-def _first_workers(virtual: int, minimum: int, maximum: int | None) -> int:
+def _first_workers(slots: int, virtual: int, minimum: int, maximum: int | None) -> int:
     """As many as there are places, within what the user wants."""
-    return max(1, min(max(_slots(), minimum), maximum or virtual, virtual))
+    return max(1, min(max(slots, minimum), maximum or virtual, virtual))
 
 
 def _checked_maximum(maximum: int | None, virtual: int) -> int:

@@ -8,6 +8,7 @@ from concertina.core.errors import UsageError
 
 PREFIX = "CONCERTINA_"
 LEVELS = ("D0", "D1", "D2")
+LONGEST_HOST = 64  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class WorkerEnv:
     store: str = ""  # where to learn who the master is
     job: str = ""
     key: str = ""  # that members of the job know each other by
+    host: str = ""  # address that workers on other hosts reach this one at; empty: all are on this machine
+    orphan_s: float = 60.0  # on several hosts: without a word from any master for so long, a worker ends itself
     resume: str = ""  # checkpoint folder to start from
     steps: int = 0  # upper bound on steps of the job; 0 means none
     checkpoint_dir: str = ""  # the user's checkpoints
@@ -50,6 +53,8 @@ class WorkerEnv:
             raise UsageError(f"determinism level {self.level!r} is not one of {', '.join(LEVELS)}")
         if self.scaling not in list(Scaling):
             raise UsageError(f"--scaling {self.scaling!r} is not one of {', '.join(Scaling)}")
+        if len(self.host) > LONGEST_HOST or "/" in self.host or "@" in self.host:
+            raise UsageError(f"{self.host!r} is no address of a host: give an IP address or a short name")
         if self.ramp < 0 or self.largest_batch < 0:
             raise UsageError("--ramp and --largest-batch take numbers from 0 up")
 
@@ -64,7 +69,7 @@ class WorkerEnv:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "WorkerEnv":
-        values: dict[str, int | str | bool | tuple[int, ...]] = {}
+        values: dict[str, int | float | str | bool | tuple[int, ...]] = {}
         for name, field in cls.__dataclass_fields__.items():
             raw = environ.get(PREFIX + name.upper())
             if raw is None:
@@ -75,6 +80,8 @@ class WorkerEnv:
                 values[name] = tuple(_integer(PREFIX + name.upper(), part) for part in raw.split(",") if part)
             elif isinstance(field.default, int):
                 values[name] = _integer(PREFIX + name.upper(), raw)
+            elif isinstance(field.default, float):
+                values[name] = _seconds(PREFIX + name.upper(), raw)
             else:
                 values[name] = raw
         return cls(**values)  # type: ignore[arg-type]
@@ -97,3 +104,10 @@ def _integer(name: str, raw: str) -> int:
         return int(raw)
     except ValueError:
         raise UsageError(f"{name}={raw!r} in the environment is not a whole number") from None
+
+
+def _seconds(name: str, raw: str) -> float:
+    try:
+        return float(raw)
+    except ValueError:
+        raise UsageError(f"{name}={raw!r} in the environment is not a number of seconds") from None

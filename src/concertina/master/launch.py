@@ -4,6 +4,7 @@ import contextlib
 import os
 import queue
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -25,9 +26,17 @@ StartMaster = Callable[[Mapping[str, str]], None]
 class MasterKeeper:
     """Keeps a master in office for one job."""
 
-    def __init__(self, folder: Path, spec: JobSpec, start: StartMaster) -> None:
-        self.store = f"{UNSYNCED}:{folder / 'store.db'}"  # worth nothing without the workers of this machine
-        self.job = "job"
+    def __init__(
+        self, folder: Path, spec: JobSpec, start: StartMaster, *, store: str = "", job: str = "job", host: str = ""
+    ) -> None:
+        """On several hosts: the address of this one; and a store that all of them reach, with a name for the job there.
+        Without such a store, all masters of the job are on this host, at one port, and workers need none to find them.
+        """
+        self.store = store or f"{UNSYNCED}:{folder / 'store.db'}"  # worth nothing without the workers of this machine
+        self.job = job
+        self._host = host
+        self._port = _free_port(host) if host and not store else 0
+        self.workers_store = f"tcp://{f'[{host}]' if ':' in host else host}:{self._port}" if self._port else self.store
         self.key = secrets.token_hex(16)
         self.starts = 0
         self._start_process = start
@@ -36,8 +45,8 @@ class MasterKeeper:
         self._heard: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
         self.wake_fd, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
-        with open_store(self.store) as store:
-            store.put(spec_key(self.job), spec.to_json().encode())
+        with open_store(self.store) as opened:
+            opened.put(spec_key(self.job), spec.to_json().encode())
         self._start()
         self._link = MasterLink(self.store, self.job, self.key, LAUNCHER, self._on_message)
         self._link.start()
@@ -45,7 +54,8 @@ class MasterKeeper:
     def _start(self) -> None:
         self.starts += 1
         self._started_at = time.monotonic()
-        self._start_process({"CONCERTINA_STORE": self.store, "CONCERTINA_JOB": self.job, "CONCERTINA_KEY": self.key})
+        env = {"CONCERTINA_STORE": self.store, "CONCERTINA_JOB": self.job, "CONCERTINA_KEY": self.key}
+        self._start_process({**env, "CONCERTINA_HOST": self._host, "CONCERTINA_PORT": str(self._port)})
 
     def came_up(self) -> None:
         """There is a process: until now it was not its fault that it said nothing."""
@@ -86,3 +96,9 @@ class MasterKeeper:
         self._link.close()
         os.close(self.wake_fd)
         os.close(self._wake_write)
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

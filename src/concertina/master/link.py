@@ -5,10 +5,10 @@ of life, and looks for a new master when the old one falls silent. Words of a ma
 """
 
 import contextlib
-import hmac
 import json
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,11 +18,15 @@ import zmq
 
 from concertina.core.channel import Body, Channel
 from concertina.core.errors import StoreError
+from concertina.core.messages import EXIT_LEFT
+from concertina.master.words import FROM_MASTER, FROM_MEMBER, seal, unseal
 from concertina.store import open_store
 from concertina.store.lease import obeys
 
 BEAT_SECONDS = 0.25
 SILENCE_SECONDS = 0.8  # without a word from the master, look whether there is a new one
+CUT_SECONDS = 4.0  # on several hosts: a connection over which nothing comes for so long is made anew
+FIXED = "tcp://"  # in the place of a store: the address that every master of this job listens at
 
 Handler = Callable[[Body], None]
 
@@ -38,13 +42,18 @@ class MasterLink:
         name: str,
         on_message: Handler,
         beat: Callable[[], Mapping[str, Any]] | None = None,
+        orphan_s: float = 0.0,
     ) -> None:
+        """With `orphan_s`, the process ends when no master has been heard for so many seconds: it is cut off, the
+        others have gone on without it, and nobody there can end it."""
         self._store_address = store
         self._job = job
         self._key = key
         self._name = name
         self._on_message = on_message
         self._beat = beat
+        self._orphan_s = orphan_s
+        self._started = time.monotonic()
         self._channel = Channel()
         self._out: queue.SimpleQueue[Body] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe()
@@ -103,12 +112,17 @@ class MasterLink:
         try:
             while not self._ends.is_set():
                 found = self._look_for_master()
+                self._end_if_orphaned()
                 if found:
                     if socket is not None:
                         poller.unregister(socket)
                         socket.close(0)
                     socket = context.socket(zmq.DEALER)
                     socket.setsockopt(zmq.LINGER, 0)
+                    if self._orphan_s:  # a cut link is silent
+                        socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * BEAT_SECONDS))
+                        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(1000 * CUT_SECONDS))
+                    socket.setsockopt(zmq.IPV6, int("[" in self._address))
                     socket.connect(self._address)
                     poller.register(socket, zmq.POLLIN)
                     self._channel.said_at = 0.0  # a new listener: say what is not confirmed
@@ -125,6 +139,14 @@ class MasterLink:
                 socket.close(0)
             context.term()
 
+    def _end_if_orphaned(self) -> None:
+        silent = time.monotonic() - max(self._heard, self._started)
+        if self._orphan_s and silent > self._orphan_s:
+            print(
+                f"concertina: no word from any master for {silent:.0f} s: this worker ends", file=sys.stderr, flush=True
+            )
+            os._exit(EXIT_LEFT)
+
     def _look_for_master(self) -> bool:
         """True if there is another one than before."""
         now = time.monotonic()
@@ -132,6 +154,9 @@ class MasterLink:
         if now - self._heard < SILENCE_SECONDS or now - self._looked_at < waits:
             return False
         self._looked_at = now
+        if self._store_address.startswith(FIXED):  # whoever is master is there; the connection is made again by itself
+            found, self._address = not self._address, self._store_address
+            return found
         from concertina.master.service import address_key
 
         try:
@@ -167,7 +192,7 @@ class MasterLink:
 
     def _send(self, socket: "zmq.Socket[bytes]", frame: Mapping[str, Any]) -> None:
         with contextlib.suppress(zmq.Again):
-            socket.send(json.dumps({**frame, "from": self._name, "key": self._key}).encode(), zmq.NOBLOCK)
+            socket.send(seal({**frame, "from": self._name}, self._key, FROM_MEMBER), zmq.NOBLOCK)
 
     def _hear(self, socket: "zmq.Socket[bytes]") -> None:
         while True:
@@ -179,17 +204,20 @@ class MasterLink:
             if frame is None:
                 continue
             self._heard = time.monotonic()
+            if frame.get("gone"):
+                self._on_message({"op": "dismiss"})
+                continue
             body = self._channel.take(frame)
             if body is not None:
                 self._on_message(body)
                 self._send(socket, self._channel.nod())
 
     def _decode(self, payload: bytes) -> dict[str, Any] | None:
+        frame = unseal(payload, self._key, FROM_MASTER)
         try:
-            frame: dict[str, Any] = json.loads(payload)
-            if not hmac.compare_digest(str(frame["key"]), self._key) or not obeys(self._fence, frame["fence"]):
+            if frame is None or not obeys(self._fence, frame["fence"]):
                 return None
-        except (ValueError, KeyError, TypeError):
+        except (KeyError, TypeError):
             return None
         self._fence = frame["fence"]
         return frame

@@ -25,10 +25,12 @@ from concertina.core.process import die_with_parent
 from concertina.master import machine, state_json
 from concertina.master.machine_types import Change, Command, Event, Progressed, State
 from concertina.master.speed_watch import Sign, SpeedWatch
-from concertina.master.words import LAUNCHER, decode, event_of, name_of, number_of, words_of
+from concertina.master.words import FROM_MASTER, LAUNCHER, decode, event_of, name_of, number_of, seal, words_of
 from concertina.store import Leadership, Store, open_store
 
+LOOPBACK = "127.0.0.1"  # where a master listens whose workers are all on its machine
 TTL_SECONDS = 1.5  # of the leader's lease
+BIND_SECONDS = 5.0
 POLL_MS = 50
 LOOK_SECONDS = 0.2
 LINGER_SECONDS = 5.0  # a master whose job is over stays this long for the last confirmations
@@ -74,7 +76,9 @@ def address_key(job: str) -> str:
 class MasterService:
     """One master's time in office."""
 
-    def __init__(self, store: Store, job: str, key: str, leadership: Leadership) -> None:
+    def __init__(
+        self, store: Store, job: str, key: str, leadership: Leadership, host: str = LOOPBACK, port: int = 0
+    ) -> None:
         self._store = store
         self._job = job
         self._key = key
@@ -82,8 +86,8 @@ class MasterService:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        self._address = f"tcp://127.0.0.1:{port}"
+        self._socket.setsockopt(zmq.IPV6, int(":" in host))
+        self._address = _bind(self._socket, host, port)
         self._peers: dict[str, bytes] = {}  # name -> connection
         self._channels: dict[str, Channel] = {}
         self._over_since = 0.0
@@ -163,6 +167,10 @@ class MasterService:
 
     def _on_frame(self, peer: bytes, frame: dict[str, Any]) -> None:
         name = frame["from"]
+        if self._has_given_up(name):
+            data = seal({"gone": True, "fence": self._leadership.fence}, self._key, FROM_MASTER)
+            self._socket.send_multipart([peer, data], zmq.NOBLOCK)
+            return
         channel = self._channels.setdefault(name, Channel())
         if self._peers.get(name) != peer:
             channel.said_at = 0.0  # a new connection: what waited for it need not wait longer
@@ -173,6 +181,10 @@ class MasterService:
         if name != LAUNCHER:
             self._on_sign_of_life(number_of(name), frame.get("beat"))
         self._send([(name, channel.nod())])
+
+    def _has_given_up(self, name: str) -> bool:
+        """A worker whose end was reported speaks: its host was cut off for a while. It must not take part any more."""
+        return name != LAUNCHER and name not in self._channels and number_of(name) not in self._state.workers
 
     def _on_message(self, name: str, body: Any) -> None:
         event = event_of(name, body)
@@ -231,8 +243,8 @@ class MasterService:
             peer = self._peers.get(name)
             if peer is None:
                 continue  # it will be said again when we hear of it
-            frame = {**frame, "fence": self._leadership.fence, "key": self._key}
-            self._socket.send_multipart([peer, json.dumps(frame).encode()], zmq.NOBLOCK)
+            data = seal({**frame, "fence": self._leadership.fence}, self._key, FROM_MASTER)
+            self._socket.send_multipart([peer, data], zmq.NOBLOCK)
 
     def _on_sign_of_life(self, worker: int, beat: Mapping[str, Any] | None) -> None:
         sign = None if beat is None else Sign(**beat)
@@ -250,11 +262,29 @@ class MasterService:
             self._transition(finding)
 
 
+def _bind(socket: "zmq.Socket[bytes]", host: str, port: int) -> str:
+    """The address at which this master can be reached. A given port may be held by the master before for a moment."""
+    at = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
+    if not port:
+        return f"{at}:{socket.bind_to_random_port(at)}"
+    until = time.monotonic() + BIND_SECONDS
+    while True:
+        try:
+            socket.bind(f"{at}:{port}")
+            return f"{at}:{port}"
+        except zmq.ZMQError as error:
+            if time.monotonic() > until:
+                raise ConcertinaError(f"the master cannot listen at {at}:{port} ({error})") from None
+            time.sleep(0.05)
+
+
 def main() -> int:
     """Wait for the lease, then serve until the job is over or somebody else is master."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for whoever started us
     job, key = os.environ["CONCERTINA_JOB"], os.environ["CONCERTINA_KEY"]
+    host = os.environ.get("CONCERTINA_HOST") or LOOPBACK
+    port = int(os.environ.get("CONCERTINA_PORT") or 0)
     ttl = float(os.environ.get("CONCERTINA_LEASE_S", TTL_SECONDS))
     with open_store(os.environ["CONCERTINA_STORE"]) as store:
         parent = os.getppid()
@@ -264,7 +294,7 @@ def main() -> int:
                 continue
             print(f"master {os.getpid()} in office, fence {leadership.fence}", file=sys.stderr, flush=True)
             try:
-                MasterService(store, job, key, leadership).serve()
+                MasterService(store, job, key, leadership, host, port).serve()
             except Deposed as error:
                 print(error, file=sys.stderr, flush=True)
                 continue

@@ -2,6 +2,7 @@
 
 import hmac
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from concertina.master.machine_types import (
@@ -35,6 +36,8 @@ from concertina.master.machine_types import (
 )
 
 LAUNCHER = "launcher"
+FROM_MASTER, FROM_MEMBER = "master", "member"  # who speaks; signed with every frame
+SIGNATURE_BYTES = 32
 SCRIPT = "script"  # the name of every request that the training script makes itself
 
 
@@ -46,18 +49,42 @@ def number_of(name: str) -> int:
     return int(name.removeprefix("worker-"))
 
 
-def decode(payload: bytes, key: str) -> dict[str, Any] | None:
+def seal(frame: Mapping[str, Any], key: str, role: str) -> bytes:
+    """A frame as bytes, signed with the job's key, which itself never travels.
+
+    The role (master or member) is part of what is signed: nobody can send us our own words back.
+    """
+    payload = json.dumps(frame).encode()
+    return _signature(payload, key, role) + payload
+
+
+def unseal(data: bytes, key: str, role: str) -> dict[str, Any] | None:
     """A frame of one who knows the job's key; anything else is nobody's."""
+    payload = data[SIGNATURE_BYTES:]
+    if not hmac.compare_digest(data[:SIGNATURE_BYTES], _signature(payload, key, role)):
+        return None
     try:
         frame = json.loads(payload)
-        if not hmac.compare_digest(str(frame["key"]), key) or not isinstance(frame["from"], str):
+    except ValueError:
+        return None
+    return frame if isinstance(frame, dict) else None
+
+
+def _signature(payload: bytes, key: str, role: str) -> bytes:
+    return hmac.digest(key.encode(), role.encode() + b":" + payload, "sha256")
+
+
+def decode(data: bytes, key: str) -> dict[str, Any] | None:
+    """A worker's or the launcher's frame, as the master receives it."""
+    frame = unseal(data, key, FROM_MEMBER)
+    try:
+        if frame is None or not isinstance(frame["from"], str):
             return None
         if frame["from"] != LAUNCHER:
             number_of(frame["from"])
     except (ValueError, KeyError, TypeError):
         return None
-    result: dict[str, Any] = frame
-    return result
+    return frame
 
 
 def event_of(name: str, body: Any) -> Event | None:

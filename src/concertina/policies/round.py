@@ -57,8 +57,8 @@ def changes(table: Table, shares: Shares) -> list[Change]:
         differs |= (wanted > 0) & (shares.kind != kind_now)
     found: list[Change] = []
     rows = np.flatnonzero(differs).tolist()
-    if shares.splits or table.splits:
-        rows = sorted({*rows, *_split_rows(table, shares)})
+    if shares.splits or table.splits or shares.moves:
+        rows = sorted({*rows, *_split_rows(table, shares), *shares.moves})
     for row in rows:
         before, after = int(held[row]), int(wanted[row])
         if row in shares.splits:
@@ -261,7 +261,8 @@ def _actions(
             spots[other] = moved(held, old, new)
             found.append(_move(cluster, snapshot.jobs[other].spec.id, held, spots[other], job_id))
         spots[key] = after
-        found.append(_action(job_id, before, name_nodes(cluster, spots[key]), reason))
+        if sorted(before) != sorted(name_nodes(cluster, after)):
+            found.append(_action(job_id, before, name_nodes(cluster, after), reason))
     return tuple(found)
 
 

@@ -4,22 +4,34 @@ Every worker has a *post*: a page it writes and the others read. To meet, a work
 until all posts have reached that count. Posts outlive their writers, which makes the end of a worker easy to reason
 about: a meeting takes place if and only if every member, dead or alive, has posted it. So all survivors of a crash have
 passed exactly the same meetings, without asking anybody.
+
+Members on other hosts see a mirror of a post, and may have seen less of a lost worker than others have. There the
+survivors first make sure that they all know the same of it (`seals.py`), then judge in the same way.
 """
 
 import contextlib
 import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Collection, Sequence
 
 from concertina.core.errors import ConcertinaError
+from concertina.runtime import segments
+from concertina.runtime.seals import judge
 from concertina.runtime.segments import Segment
 
 LIMIT_SECONDS = 1800.0  # as long as DDP: one worker may evaluate for long while the others wait
 WORDS = 4096  # of one exchange
 MAIL = 1 << 16  # bytes of one message
 
+MEMBERS = 256  # of one generation, at most
+KEPT = 2  # segments of a member that outlive it for the others: its post and its desk
+
 _COUNT, _STOPPED, _HEAD = 0, 1, 8  # words of a post: meetings reached, comes to no more, first word of the exchange
-_MAIL_AT = 8 * (_HEAD + 2 * WORDS)
+_SEALS = _HEAD + 2 * WORDS  # by rank: sealed, meetings seen, and where to find our copies of what is kept of it
+_SEAL_WORDS = 2 + KEPT
+_MAIL_AT = 8 * (_SEALS + _SEAL_WORDS * MEMBERS)
 POST_BYTES = _MAIL_AT + 2 * MAIL
 
 
@@ -47,6 +59,8 @@ class Fabric:
     """One worker's end of the meetings of one generation."""
 
     def __init__(self, generation: int, members: Sequence[int], own: int, posts: Sequence[Post]) -> None:
+        if len(members) > MEMBERS:
+            raise ConcertinaError(f"{len(members)} workers in one generation, at most {MEMBERS} can meet")
         self.generation = generation
         self.members = tuple(members)  # worker numbers, by rank
         self.rank = self.members.index(own)
@@ -57,6 +71,9 @@ class Fabric:
         self._count = 0
         self._lost: frozenset[int] = frozenset()  # ranks
         self._given_up = False
+        self.spans_hosts = any(not segments.is_here(post.segment.address) for post in posts)
+        self._kept = [[post.segment] for post in posts]
+        self._sealing = threading.Lock()
         self.on_loss: list[Callable[[], None]] = []  # what wakes a thread that waits outside of meetings
         self.waited = 0.0  # seconds spent waiting for others
 
@@ -77,14 +94,23 @@ class Fabric:
     def lose(self, workers: Sequence[int]) -> None:
         """Called by another thread: these workers have ended and will post nothing more."""
         gone = {rank for rank, member in enumerate(self.members) if member in workers}
-        self._lost = self._lost | gone
+        with self._sealing:
+            new = gone - self._lost
+            self._lost = self._lost | gone
+        if self.spans_hosts:
+            self._seal(new)
         if gone:
             for notify in self.on_loss:
                 notify()
 
+    def keep(self, member: int, segment: Segment) -> None:
+        """What the others need of this member should it be lost: no survivor shall have less of it than another."""
+        self._kept[self.members.index(member)].append(segment)
+
     def stop(self) -> None:
         """This worker has noticed a loss and comes to no further meeting of this generation."""
         self._own.words[_STOPPED] = 1
+        self._own.segment.push(8 * _STOPPED, 8)
 
     def give_up(self) -> None:
         """Called by another thread: this generation will never be."""
@@ -103,6 +129,7 @@ class Fabric:
         """Returns when every member has called it as often as this one."""
         self._count += 1
         self._own.words[_COUNT] = self._count
+        self._own.segment.push(8 * _COUNT, 8)
         self._wait()
 
     def _wait(self) -> None:
@@ -122,7 +149,7 @@ class Fabric:
                     raise ConcertinaError(
                         f"worker {self.members[rank]} did not come to meeting {count} within {LIMIT_SECONDS:.0f} s"
                     )
-                time.sleep(2e-5 if waited < 2e-3 else 2e-4)
+                time.sleep(min(max(2e-5, waited / 8), 2e-4))
         if began:
             self.waited += time.monotonic() - began
 
@@ -131,11 +158,64 @@ class Fabric:
 
         Asked of the lost alone: their posts stand still, so that all survivors come to the same answer.
         """
+        if self.spans_hosts:
+            self._judge(count)
+            return
         lost = self._lost
         missing = [self.members[rank] for rank in lost if self._posts[rank].words[_COUNT] < count]
         missing += [self.members[rank] for rank, words in self._others if words[_STOPPED] and words[_COUNT] < count]
         if missing or self._given_up:
             raise PeersLost(missing)
+
+    # -- losses where members are on several hosts -------------------------------------------------------------------
+
+    def _seal(self, ranks: Collection[int]) -> None:
+        """Takes nothing more from these, and tells the others how much of them is here and where."""
+        own = self._own
+        for rank in sorted(ranks):
+            for segment in self._kept[rank]:
+                segment.seal()
+            places = [segment.offer() for segment in self._kept[rank][:KEPT]]
+            with self._sealing:
+                at = _SEALS + _SEAL_WORDS * rank
+                for k, number in enumerate(places):
+                    own.words[at + 2 + k] = number
+                own.words[at + 1] = self._posts[rank].words[_COUNT]
+                own.words[at] = 1
+            own.segment.push(8 * at, 8 * _SEAL_WORDS)
+
+    def _judge(self, count: int) -> None:
+        words = [post.words for post in self._posts]
+        seals = [
+            {x: w[at + 1] for x in self._lost if w[at := _SEALS + _SEAL_WORDS * x]}  # what each has said
+            for w in words
+        ]
+        counts = [w[_COUNT] for w in words]
+        stopped = {rank for rank, w in enumerate(words) if w[_STOPPED] and rank != self.rank}
+        verdict = judge(count, self._lost, counts, stopped, seals)
+        if verdict.missing or self._given_up:
+            raise PeersLost([self.members[rank] for rank in verdict.missing])
+        if verdict.fetch is not None:
+            self._take_over(*verdict.fetch)
+
+    def _take_over(self, lost: int, holder: int) -> None:
+        """What `holder` has seen of a lost worker and we have not."""
+        at = _SEALS + _SEAL_WORDS * lost
+        numbers = [self._posts[holder].words[at + 2 + k] for k in range(KEPT)]
+        try:
+            found = [self._posts[holder].segment.another(number) for number in numbers if number]
+        except OSError:
+            time.sleep(0.05)  # it is gone, too; the master will say so
+            return
+        with self._sealing:
+            if holder in self._lost:
+                return  # others may have judged without it already
+            for segment, theirs in zip(self._kept[lost], found, strict=False):
+                segment.take_over(theirs)
+            self._own.words[at + 1] = self._posts[lost].words[_COUNT]
+        self._own.segment.push(8 * at, 8 * _SEAL_WORDS)
+
+    # -- words -------------------------------------------------------------------------------------------------------
 
     def wait_for(self, member: int, there: Callable[[], bool]) -> None:
         """Waits for something that `member` does outside of meetings."""
@@ -155,9 +235,8 @@ class Fabric:
         if n > WORDS:
             raise ValueError(f"{n} words in one exchange, at most {WORDS} fit")
         at = _HEAD + WORDS * ((self._count + 1) % 2)  # two places in turn: nobody is two meetings ahead
-        own = self._own.words
-        for k, word in enumerate(words):
-            own[at + k] = word
+        self._own.words[at : at + n] = array("q", words)
+        self._own.segment.push(8 * at, 8 * n)
         self.meet()
         return [post.words[at : at + n].tolist() for post in self._posts]
 
@@ -169,6 +248,7 @@ class Fabric:
             place = _MAIL_AT + MAIL * ((self._count + 1) % 2)
             piece = payload[at : at + MAIL]
             self._own.segment.memory[place : place + len(piece)] = piece
+            self._own.segment.push(place, len(piece))
             self.meet()
             for part, post, length in zip(parts, self._posts, lengths, strict=True):
                 part += post.segment.memory[place : place + max(0, min(MAIL, length - at))]

@@ -18,7 +18,7 @@ from concertina.runtime.buckets import BucketLayout
 from concertina.runtime.fabric import Fabric
 from concertina.runtime.group import TIMEOUT
 from concertina.runtime.ring_order import ring_chunks
-from concertina.runtime.torch_internals import gloo_group
+from concertina.runtime.torch_internals import file_store, gloo_group
 
 PROBE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 PROBE_ELEMENTS = 4099  # prime, so that the last chunk is short
@@ -36,7 +36,7 @@ class GlooContexts:
         def connect(v: int) -> None:
             # Contexts of one process wait for each other, so each connects in its own thread with its own store.
             try:
-                self.contexts[v] = gloo_group(str(rendezvous), v, virtual, timeout, threads=1)
+                self.contexts[v] = gloo_group(file_store(rendezvous, virtual, timeout), v, virtual, timeout, 1)
             except Exception as error:
                 failures.append(error)
 

@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from concertina.runtime.fabric import Fabric, PeersLost
-from concertina.runtime.torch_internals import gloo_group
+from concertina.runtime.fabric_store import FabricStore
+from concertina.runtime.torch_internals import file_store, gloo_group
 
 TIMEOUT = timedelta(minutes=30)  # as long as DDP: one worker may evaluate for long while the others wait
+CONNECT = timedelta(minutes=1)  # all are there and about to connect when this is waited for
 THREADS = 2  # of gloo, per group
 NEWS_SECONDS = 20.0  # after a connection broke, how long to wait for the master to say who is gone
 
@@ -30,25 +32,53 @@ _building = threading.Lock()  # so that new connections are surely those of the 
 class Group:
     """One worker's end of the group."""
 
-    def __init__(self, rendezvous: Path, fabric: Fabric, timeout: timedelta = TIMEOUT) -> None:
-        """Meets the others through a file; gloo itself listens on the loopback interface only."""
+    def __init__(self, rendezvous: Path, fabric: Fabric, host: str = "", timeout: timedelta = TIMEOUT) -> None:
+        """Meets the others through a file, and gloo listens on the loopback interface only; where members are on
+        several hosts, through the fabric, and gloo listens at this host's address."""
         self.rank = fabric.rank
         self.size = fabric.size
         self._fabric = fabric
-        with _building:
-            before = _connections()
-            self.pg = gloo_group(str(rendezvous), self.rank, self.size, timeout, THREADS)
-            self.pg.allreduce([torch.zeros(1)]).wait()  # connects all pairs now, not in the first step
-            self._connections = _connections() - before
+        self._connections: set[int] = set()
+        self._broken: RuntimeError | None = None
         fabric.on_loss.append(self.cut)
+        with _building, self.watched():
+            before = _connections()
+            self.pg = self._connect(rendezvous, host)
+            self.pg.allreduce([torch.zeros(1)]).wait()  # connects all pairs now, not in the first step
+            self.pg._set_default_timeout(timeout)
+            self._connections = _connections() - before
+        if fabric.lost:
+            self.cut()
+
+    def _connect(self, rendezvous: Path, host: str) -> Any:
+        if not self._fabric.spans_hosts:
+            store = file_store(rendezvous, self.size, CONNECT)
+            return gloo_group(store, self.rank, self.size, CONNECT, THREADS)
+        meeting = FabricStore(self._fabric)
+        try:
+            return gloo_group(meeting, self.rank, self.size, CONNECT, THREADS, host)
+        except Exception:
+            if meeting.failure is not None:
+                raise meeting.failure from None
+            raise
 
     def sum_async(self, values: Tensor) -> Any:
         return self.pg.allreduce([values])
+
+    def try_to(self, work: Callable[[], None]) -> None:
+        """Inside the user's backward(): what breaks there is told by the next `watched`, where it can be dealt with."""
+        if self._broken is None:
+            try:
+                work()
+            except RuntimeError as error:
+                self._broken = error
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Turns a broken connection into the loss that caused it."""
         try:
+            if self._broken is not None:
+                raise self._broken
             yield
         except RuntimeError:
             until = time.monotonic() + NEWS_SECONDS

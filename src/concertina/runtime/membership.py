@@ -23,6 +23,7 @@ from concertina.runtime.fabric import LIMIT_SECONDS, Fabric, PeersLost, Post
 from concertina.runtime.interrupts import Left
 from concertina.runtime.rendezvous import meet_in
 from concertina.runtime.turn_clock import TurnClock
+from concertina.runtime.wire import WireThread
 
 LEAVE_SECONDS = 60.0  # a leaver stays this long for those who may still read from it
 
@@ -37,6 +38,7 @@ class Generation:
     reducer: Any = None
     buckets: Any = None  # the bucket layout that the reducer was made for
     introductions: list[bytes] = field(default_factory=list)  # by rank: what each said about itself
+    kept: list[Any] = field(default_factory=list)  # what must go with it, and not before
 
     @property
     def placement(self) -> VirtualPlacement:
@@ -54,10 +56,11 @@ Furnish = Callable[[Generation], Any]
 class Membership:
     """One worker's view of who it works with."""
 
-    def __init__(self, env: WorkerEnv, desk: Desk) -> None:
+    def __init__(self, env: WorkerEnv, desk: Desk, wire: WireThread | None = None) -> None:
         self.number = env.worker
         self._env = env
         self._desk = desk
+        self._wire = wire  # where the job spans several hosts
         first = Post.create()
         self._posts = {first.segment.address: first}  # offered to the master, each for one generation
         self._changed = threading.Condition()
@@ -86,7 +89,8 @@ class Membership:
         self.link: MasterLink | None = None
         if env.launched and env.store:
             name = f"worker-{self.number}"
-            self.link = MasterLink(env.store, env.job, env.key, name, self._on_message, self._sign_of_life)
+            orphan_s = env.orphan_s if env.host else 0.0
+            self.link = MasterLink(env.store, env.job, env.key, name, self._on_message, self._sign_of_life, orphan_s)
             self.say(op="arrived", post=first.segment.address, desk=desk.segment.address)
             self.link.start()
 
@@ -135,7 +139,7 @@ class Membership:
             elif op == "release":
                 self._next_hold, self._released = body["next_hold"], body["generation"]
             elif op == "dismiss":
-                self.dismissed = True
+                self._on_dismiss()
             self._changed.notify_all()
 
     def _on_form(self, formation: Formation, at_once: bool) -> None:
@@ -162,11 +166,19 @@ class Membership:
 
     def _on_lost(self, lost: list[int]) -> None:
         self._lost.update(lost)
+        if self._wire is not None:
+            self._wire.seal(tuple(lost))
         for fabric in self._watched:
             fabric.lose(lost)
         wanted = self._wanted
         if wanted is not None and set(lost) & set(wanted.members):
             self._dropped.append(wanted.generation)
+
+    def _on_dismiss(self) -> None:
+        """The others do without this worker. If it did not know that, it waits for them somewhere, and in vain."""
+        self.dismissed = True
+        for fabric in self._watched:
+            fabric.lose([member for member in fabric.members if member != self.number])
 
     def _never(self, generation: int) -> None:
         """Nobody must wait for others to build this."""
@@ -214,6 +226,7 @@ class Membership:
                 desks[member] = self._desk if member == self.number else Desk.open(address, self._env.virtual)
             except OSError:
                 raise PeersLost([member]) from None
+            fabric.keep(member, desks[member].segment)
         generation = Generation(formation, fabric, desks)
         fabric.meet()  # everybody has mapped everything
         generation.introductions = fabric.gather_bytes(self.introduce())
@@ -444,3 +457,5 @@ class Membership:
         if self.link is not None:
             with contextlib.suppress(OSError):
                 self.link.close(limit_s=2.0)
+        if self._wire is not None:
+            self._wire.close()

@@ -26,6 +26,8 @@ class ReducerFactory:
     def make(self, layout: BucketLayout, generation: Generation) -> Reducer:
         placement, fabric = generation.placement, generation.fabric
         if self._env.reduction == "contexts" and fabric.size > 1:
+            if fabric.spans_hosts:
+                raise UsageError("--reduction contexts works on one machine only: leave it out on several hosts")
             contexts = GlooContexts(
                 self._rendezvous("contexts", fabric, layout), placement.virtual, placement.workers[fabric.rank]
             )
@@ -33,9 +35,9 @@ class ReducerFactory:
         if fabric.size == 1:
             return LocalFold(layout, placement.virtual)
         in_host_memory = not any(param.is_cuda for param in layout.params)
-        if in_host_memory and self._env.reduction != "ring":  # all workers of a job are on one machine so far
+        if in_host_memory and self._env.reduction != "ring" and not fabric.spans_hosts:
             return SharedFold(layout, placement, fabric)
-        group = Group(self._rendezvous("ring", fabric, layout), fabric)
+        group = Group(self._rendezvous("ring", fabric, layout), fabric, self._env.host)
         return NativeAllReduce(layout, group) if placement.one_each else VirtualRing(layout, placement, group)
 
     def _rendezvous(self, kind: str, fabric: Fabric, layout: BucketLayout) -> Path:

@@ -41,9 +41,10 @@ from concertina.runtime.reducers import ReducerFactory
 from concertina.runtime.rng import RandomState
 from concertina.runtime.scaling import BatchScale, gate_rate, parts_of, script_factor
 from concertina.runtime.scan import check_model, check_nothing_forgotten, check_optimizer
-from concertina.runtime.segments import Segment
+from concertina.runtime.segments import Segment, connect
 from concertina.runtime.shards import ShardStream, make_stream
 from concertina.runtime.virtual import VirtualEngine
+from concertina.runtime.wire import WireThread
 
 CONTEXT_BYTES = 1 << 20  # room on the desk for a virtual worker's random states and data lanes
 CHECKPOINT_SHARE = 20  # training waits for checkpoints by time for at most one part in so many of it
@@ -220,8 +221,10 @@ class Session:
     def _meet_the_others(self, engine: VirtualEngine, factory: ReducerFactory) -> None:
         """Forms the first generation with those who start together; a newcomer is let in later."""
         buffers = sum(flat.numel() * flat.element_size() for flat in engine.buffers.flats)
+        wire = WireThread(self._env.host, self._env.key, self._env.worker) if self._env.host else None
+        connect(wire)
         desk = Desk.create(self.size, CONTEXT_BYTES + 2 * buffers)
-        membership = Membership(self._env, desk)
+        membership = Membership(self._env, desk, wire)
         elastic = Elastic(engine, membership, desk)
         self._desk, self._membership, self._elastic = desk, membership, elastic
         membership.introduce = self._introduction
@@ -693,6 +696,7 @@ class Session:
 
     def _change_over(self, generation: int) -> None:
         assert self._pass is not None
+        self.elastic.announce(generation)
         self._account()
         try:
             self.elastic.change_over(generation)

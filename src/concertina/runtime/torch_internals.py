@@ -3,6 +3,7 @@ has one file to be checked against."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,13 +26,22 @@ def assign_buckets(
     return [list(bucket) for bucket in buckets]
 
 
-def gloo_group(rendezvous: str, rank: int, size: int, timeout: timedelta, threads: int) -> Any:
-    """A gloo process group on the loopback interface, outside torch's registry of groups."""
-    gloo: Any = c10d.ProcessGroupGloo
-    store = c10d.FileStore(rendezvous, size)
+Store: Any = c10d.Store  # through which the members of a group find each other
+LOOPBACK = "127.0.0.1"
+
+
+def file_store(path: Path, size: int, timeout: timedelta) -> Any:
+    """For members that share a file system."""
+    store = c10d.FileStore(str(path), size)
     store.set_timeout(timeout)
+    return store
+
+
+def gloo_group(store: Any, rank: int, size: int, timeout: timedelta, threads: int, host: str = LOOPBACK) -> Any:
+    """A gloo process group that listens at one address, outside torch's registry of groups."""
+    gloo: Any = c10d.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname="127.0.0.1", lazy_init=False)]
+    options._devices = [gloo.create_device(hostname=host, lazy_init=False)]
     options._timeout = timeout
     options._threads = threads
     return gloo(store, rank, size, options)
