@@ -1,4 +1,4 @@
-"""Charts are read from a job's events later than they were written, and over several keepers."""
+"""Charts are read from a job's events later than they were written, and over several runs of it."""
 
 import json
 from pathlib import Path
@@ -18,12 +18,11 @@ def sign(kind: str, after_s: float, worker: int, **more: Any) -> dict[str, Any]:
     return event(kind, after_s, worker=worker, at=AT + after_s, **more)
 
 
-def attempt(begin_s: float, step: int) -> list[dict[str, Any]]:
+def a_run(begin_s: float, step: int) -> list[dict[str, Any]]:
     """One worker starts, and a second one joins."""
     started = {"generation": 0, "workers": 1, "members": [0], "step": step, "reason": "it starts"}
     grown = {"generation": 1, "workers": 2, "members": [0, 1], "step": step + 2, "reason": "1 worker -> 2 workers"}
     return [
-        event("keeper_started", begin_s, attempt=1, pid=1),
         sign("master_started", begin_s, -1),
         event("generation_started", begin_s + 1, **started),
         sign("worker_started", begin_s + 1.5, 0),
@@ -35,10 +34,10 @@ def attempt(begin_s: float, step: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_every_keeper_begins_its_own_generations_and_times_are_those_of_the_events(tmp_path: Path) -> None:
+def test_every_run_begins_its_own_generations_and_times_are_those_of_the_events(tmp_path: Path) -> None:
     folder = tmp_path / "jobs" / "little-1"
     folder.mkdir(parents=True)
-    lines = attempt(0.0, 0) + attempt(100.0, 2)
+    lines = a_run(0.0, 0) + a_run(100.0, 2)
     (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     chart = Progress(tmp_path).chart("little-1")
     rows = [(g["generation"], g["step"], g["workers"], g["at_s"] - WALL, g["phases"]) for g in chart["generations"]]

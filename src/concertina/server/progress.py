@@ -30,25 +30,29 @@ class Chart:
     every: int = 1  # steps between two points
     workers: int = 0
     points: list[dict[str, Any]] = field(default_factory=list)
-    begun: list[tuple[float, Generation]] = field(default_factory=list)  # when, of every attempt
+    begun: list[tuple[float, Generation]] = field(default_factory=list)  # when, of every run
     ahead: float | None = None  # of the wall clock against the one that workers measure by
     report: Report = field(init=False)
     book: GenerationBook = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._begin_attempt()
+        self._begin_run()
 
-    def _begin_attempt(self) -> None:
-        """Generations and workers are counted anew by every keeper."""
+    def _begin_run(self) -> None:
         self.report = Report(virtual=1)
         self.book = GenerationBook(self.report)
+
+    def _is_new_run(self, generation: int) -> bool:
+        """Generations and workers are counted anew when a job goes on after it was suspended."""
+        had = self.report.generations
+        return bool(had) and (generation == 0 or generation < had[-1].generation)
 
     def note(self, event: dict[str, Any]) -> None:
         """Raises KeyError, TypeError or ValueError if the event is not what its name says."""
         kind = event["event"]
-        if kind == "keeper_started":
-            self._begin_attempt()
+        if kind == "generation_started" and self._is_new_run(int(event["generation"])):
+            self._begin_run()
         if kind in STORY:
             at = {} if self.ahead is None else {"at": float(event["time"]) - self.ahead}
             self.book.story({**event, **at})
