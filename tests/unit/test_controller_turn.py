@@ -132,6 +132,7 @@ def test_a_job_that_proves_slow_makes_a_round_and_its_curve_is_corrected() -> No
     obey(here)
     settle(here)
     assert len(here.states[name].slots) > before, here.states[other]
+    assert "steps/s on" in here.states[name].history[-1].reason
 
 
 def test_reclaimed_slots_are_left_in_a_hurry_and_come_back() -> None:
@@ -235,8 +236,46 @@ def test_senseless_requests_are_refused_at_once() -> None:
     found = decide(memory, facts, live_policy("concertina"))
     reasons = {job: state.reason for job, state in found.states.items() if state.phase is JobPhase.REJECTED}
     assert reasons == {
-        "wide": "it needs at least 4 workers; the cluster has 2 slots of one type",
+        "wide": "it needs at least 4 workers; with 2 slots a job gets 2 at most",
         "odd": "its script gone.py can not be read on this machine",
         "upside": "it asks for at least 3 workers and for at most 2",
     }
     assert set(found.at_rest) == set(requests)
+
+
+def test_a_keeper_that_stands_still_is_ended_and_replaced() -> None:
+    here = world()
+    name = here.submit(steps=1000)
+    settle(here)
+    assert here.memory is not None
+    facts = replace(here._look(here.memory), registered=frozenset(), missing_s={name: 25.0})
+    decision = decide(here.memory, facts, here.policy)
+    assert decision.end == (name,)
+    assert not decide(here.memory, replace(facts, missing_s={name: 5.0}), here.policy).end
+
+
+def test_promises_wait_for_the_next_round_where_they_would_take_too_long() -> None:
+    here = world()
+    names = [here.submit(steps=10, deadline_s=here.now + 900) for _ in range(5)] + [here.submit() for _ in range(3)]
+    here.memory = here._load()
+    facts = replace(here._look(here.memory), admit_most=50, promise_most=2)
+    decision = decide(here.memory, facts, here.policy)
+    still = [name for name in names if decision.states[name].phase is JobPhase.SUBMITTED]
+    assert still == names[2:5]
+    assert (decision.admissions, decision.promises, decision.memory.dirty) == (5, 2, True)
+    settle(here)
+    assert all(here.states[name].phase is not JobPhase.SUBMITTED for name in names)
+
+
+def test_a_job_that_no_power_of_two_can_serve_is_refused() -> None:
+    here = world(6)
+    assert here.submit(virtual=8, min_workers=6) == "j0"
+    name = here.submit(virtual=8)
+    settle(here)
+    assert here.states["j0"].reason == "it needs at least 6 workers; with 6 slots a job gets 4 at most"
+    asked = here.ask(Op.RESIZE, name, 5)
+    settle(here, 1)
+    assert "gives a job 4 at most" in here.answers[asked].reason  # type: ignore[attr-defined]
+    here.ask(Op.RESIZE, name, 3)
+    settle(here)
+    assert len(here.states[name].slots) == 3

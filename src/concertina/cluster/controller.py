@@ -53,6 +53,8 @@ class Books:
     ended: dict[str, JobPhase]
     written: Written
     admit_most: int = 20
+    promise_most: int = 2
+    missing: dict[str, float] = field(default_factory=dict)  # job -> since when its keeper holds no lease
     asked: set[str] = field(default_factory=set)  # asks that were answered; the mirror may still show them
 
 
@@ -199,6 +201,7 @@ class Controller:
         mirror, now, live = self._mirror, time.time(), books.memory.live
         fresh = self._take_fresh(books)
         registered, gone = set(), set()
+        missing: dict[str, float] = {}
         for job, state in live.items():
             if state.attempt:
                 keeper = mirror.keeper(job)
@@ -207,6 +210,9 @@ class Controller:
                 over = keeper_is_over(state, mirror.seen(job), gone=False)
                 if not over and self._backend.is_gone(state, keeper, now):
                     gone.add(job)
+                elif not over and keeper is None:
+                    missing[job] = books.missing.get(job, now)
+        books.missing = missing
         return Facts(
             now=now,
             nodes=self._backend.nodes(),
@@ -221,6 +227,8 @@ class Controller:
             users=mirror.users_by_name,
             ended=books.ended,
             admit_most=books.admit_most,
+            promise_most=books.promise_most,
+            missing_s={job: now - since for job, since in missing.items()},
         )
 
     def _take_fresh(self, books: Books) -> list[JobRequest]:
@@ -253,11 +261,13 @@ class Controller:
 
     def _pace(self, books: Books, decision: Decision, decided_ms: float) -> None:
         """As many admissions a round as fit into its time."""
-        if decision.round:
-            if decided_ms > GOAL_MS:
-                books.admit_most = max(books.admit_most // 2, 1)
-            elif decided_ms < GOAL_MS / 2:
-                books.admit_most = min(books.admit_most * 2, MOST_ADMISSIONS)
+        if not decision.round:
+            return
+        slow, quick = decided_ms > GOAL_MS, decided_ms < GOAL_MS / 2
+        if decision.promises:
+            books.promise_most = _next(books.promise_most, slow, quick)
+        elif decision.admissions or quick:
+            books.admit_most = _next(books.admit_most, slow, quick)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -278,6 +288,12 @@ class Controller:
             books.written.forget(job)
         books.memory = decision.memory
         return (time.monotonic() - begun) * 1000
+
+
+def _next(most: int, slow: bool, quick: bool) -> int:
+    if slow:
+        return max(most // 2, 1)
+    return min(most * 2, MOST_ADMISSIONS) if quick else most
 
 
 def main(store: str, state_dir: Path, slots: int = 0, policy: str = "concertina") -> int:
