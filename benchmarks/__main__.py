@@ -10,6 +10,7 @@ COMMANDS = (
     ("benchmarks.simulator",),
     ("benchmarks.milp", "instances"),
     ("benchmarks.promises", "traces", "195job"),
+    ("benchmarks.live_trace",),
 )
 
 

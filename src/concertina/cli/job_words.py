@@ -121,7 +121,7 @@ def reasons(jobs: Sequence[Plain], width: int) -> list[Text]:
 
 def progress_cell(job: Plain, width: int) -> Table | Text:
     """A bar and a share where the end is known, the step where it is not."""
-    if job["progress"] is None:
+    if job["progress"] is None or (is_over(job) and not job["step"]):
         return Text(f"step {job['step']}" if job["step"] else "")
     cell = Table.grid(padding=(0, 1))
     cell.add_row(
