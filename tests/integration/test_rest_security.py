@@ -145,6 +145,12 @@ def test_a_mangled_header_opens_nothing(town: Town, header: str) -> None:
     assert answer.status_code == 401
 
 
+@pytest.mark.parametrize("form", ["Basic {}", "Token {}", "{}", "Bearer{}", "Bearer: {}", "Bearer x {}"])
+def test_a_token_in_another_form_opens_nothing(town: Town, form: str) -> None:
+    answer = town.it.http.get("/api/v1/jobs", headers={"Authorization": form.format(town.tokens["alice"])})
+    assert code(answer) == (401, "wrong_token")
+
+
 def test_the_store_keeps_no_token(town: Town) -> None:
     everything = b"".join(entry.value for entry in town.it.store.list_prefix("").entries)
     for token in town.tokens.values():
@@ -412,6 +418,18 @@ def test_an_odd_script_is_refused(local: Interface, script: str) -> None:
     answer = local.http.post("/api/v1/jobs", json={"script": script})
     assert answer.status_code == 422
     assert local.store.list_prefix(keys.REQUESTS).entries == ()
+
+
+def test_a_good_script_by_a_crooked_way_is_refused(local: Interface) -> None:
+    for way in (
+        f"{local.state}/../{local.state.name}/train.py",
+        f"/..{local.state}/train.py",
+        "train.py",
+        "./train.py",
+    ):
+        answer = local.http.post("/api/v1/jobs", json={"script": way})
+        assert code(answer) == (422, "invalid")
+        assert "absolute path without '..'" in answer.json()["error"]["message"]
 
 
 def test_scripts_may_be_held_under_a_folder_also_through_links(tmp_path: Path) -> None:
