@@ -463,6 +463,19 @@ def test_prometheus_can_read_the_metrics(led: tuple[Interface, Stub], script: Pa
     assert "concertina_http_requests_total" in found
 
 
+def test_requests_are_noted_as_json_lines_without_what_is_secret(tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    with interface(tmp_path, access_log=log) as it:
+        it.http.get("/api/v1/jobs", params={"user": "x"}, headers={"Authorization": "Bearer secret"})
+        it.http.get("/healthz")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(line["method"], line["path"], line["status"]) for line in lines] == [
+        ("GET", "/api/v1/jobs", 401),
+        ("GET", "/healthz", 503),
+    ]
+    assert "secret" not in log.read_text()
+
+
 def test_the_page_and_its_charts_come_from_here(alone: Interface) -> None:
     page = alone.http.get("/")
     assert page.status_code == 200

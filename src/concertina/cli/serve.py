@@ -219,6 +219,7 @@ class Serving:
             host=settings.host,
             token_needed=settings.token_needed,
             oracle=LookAhead(self.mirror),
+            access_log=settings.state / "access.log",
         )
         server = Server(create_app(parts), sock)
         thread = threading.Thread(target=server.run, name="concertina-interface", daemon=True)
