@@ -302,6 +302,20 @@ def test_a_keeper_that_is_asked_to_end_suspends_its_job(trial: Callable[..., Tri
     assert seen.checkpoint_step == seen.step
 
 
+def test_a_keeper_whose_workers_can_not_be_started_any_more_leaves_the_job_to_the_next(
+    trial: Callable[..., Trial],
+) -> None:
+    job = trial(pace=0.1)
+    job.start(0)
+    job.settled()
+    os.kill(job.story("nursery_ready")[-1]["pid"], signal.SIGKILL)
+    job.gone()
+    seen = job.seen
+    assert seen is not None
+    assert (seen.activity, seen.slots, seen.pids) == (Activity.TRAINING, (), {})  # it has not ended
+    assert "the process that starts workers has died" in job.log
+
+
 def test_a_cancelled_job_is_stopped_and_a_later_attempt_never_shares_it(trial: Callable[..., Trial]) -> None:
     job = trial(pace=0.1)
     job.start(0)
