@@ -224,6 +224,10 @@ def test_keepers_are_started_restarted_and_given_up() -> None:
     stopped = change(RUNNING, NOW, "cancelled", phase=JobPhase.CANCELLED)
     assert need(live(stopped, seen()), NOW + 10, gone=False, registered=True) is Need.NOTHING
     assert need(live(stopped, seen()), later, gone=False, registered=True) is Need.END
+    again = change(replace(RUNNING, slots=()), NOW, "it has slots again", slots=("x/0",))
+    stuck = seen(activity=Activity.SUSPENDING)
+    assert need(live(again, stuck), NOW + 10, gone=False, registered=True) is Need.NOTHING
+    assert need(live(again, stuck), later, gone=False, registered=True) is Need.END, "it will never end by itself"
 
 
 def test_failures_count_only_while_there_is_no_progress() -> None:

@@ -133,7 +133,8 @@ def need(job: Live, now: float, *, gone: bool, registered: bool, missing_s: floa
     told = now - (state.history[-1].at_s if state.history else now)
     stubborn = not wanted and registered and told > STUBBORN_SECONDS
     frozen = not registered and missing_s > MISSING_SECONDS
-    return Need.END if stubborn or frozen else Need.NOTHING
+    stuck = job.seen is not None and job.seen.activity is Activity.SUSPENDING and told > STUBBORN_SECONDS
+    return Need.END if stubborn or frozen or stuck else Need.NOTHING
 
 
 def _failures(state: JobState) -> int:
