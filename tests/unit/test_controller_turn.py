@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from tests.property.cluster_model import World, node
 
 from concertina.cluster.records import ClusterState, Curve, JobRequest, NodePhase, NodeState, Op
@@ -13,8 +14,8 @@ from concertina.core.job import JobPhase
 KNOWN = {"kind-()": Curve(key="kind-()", speeds={1: 1.0, 2: 1.8, 4: 3.1})}
 
 
-def world(slots: int = 4) -> World:
-    found = World(0, (node("n", slots),))
+def world(slots: int = 4, seed: int = 0) -> World:
+    found = World(seed, (node("n", slots),))
     found.curves = dict(KNOWN)
     return found
 
@@ -96,6 +97,24 @@ def test_of_two_jobs_of_one_unknown_kind_the_second_waits_for_the_first() -> Non
     here.ask(Op.CANCEL, first)
     settle(here)
     assert here.states[second].profiling, "then it is its turn"
+
+
+@pytest.mark.parametrize("seed", range(4))  # how many are admitted in one turn is left to chance
+def test_what_the_first_of_a_kind_tells_of_its_steps_holds_for_those_that_waited(seed: int) -> None:
+    here = world(seed=seed)
+    here.curves = {}
+    first = here.submit(steps=400)
+    second = here.submit(steps=0, deadline_s=here.now + 5000)
+    for _ in range(20):
+        settle(here, 1)
+        for process in here.processes:
+            process.step += 3
+            here._write(process)
+        if here.states[second].phase is not JobPhase.SUBMITTED:
+            break
+    assert here.states[first].phase is JobPhase.RUNNING
+    assert "--steps" not in here.states[second].reason
+    assert here.states[second].work == 400
 
 
 def test_room_is_made_to_measure_a_newcomer() -> None:

@@ -95,6 +95,8 @@ class PolicyRound:
         if known is not None:
             self.books.learn(known)
             self.books.keep(replace(job.state, profiling=False, work=self._work(job)))
+            for twin in [t for t in self.books.submitted() if t.state.curve == known.key and t.state.work is None]:
+                self.books.keep(replace(twin.state, work=self._work(twin)))  # it waited for just this
             self.books.tell("measured", job.id, _speeds(known))
 
     def _idle(self) -> int:
