@@ -11,6 +11,7 @@ COMMANDS = (
     ("benchmarks.milp", "instances"),
     ("benchmarks.promises", "traces", "195job"),
     ("benchmarks.live_trace",),
+    ("benchmarks.load",),
 )
 
 
