@@ -67,7 +67,10 @@ def test_a_job_that_is_slower_than_its_kind_is_believed_to_be_so_everywhere() ->
 
 
 def test_small_differences_are_no_news() -> None:
-    assert adopted({2: 10.0}, {}, {2: 10.4}) == {}
+    assert adopted({2: 10.0}, {}, {2: 10.9}) == {}
+    assert adopted({2: 10.0}, {}, {2: 9.6}) == {}
+    assert adopted({2: 10.0}, {}, {2: 9.4}) == {2: 9.4}
+    assert adopted({2: 10.0}, {}, {2: 11.5, 4: 3.0}) == {2: 11.5, 4: 3.0}
     assert adopted({2: 10.0}, {4: 1.0}, {2: 9.0}) == {2: 9.0, 4: 1.0}
 
 

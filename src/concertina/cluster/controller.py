@@ -42,6 +42,7 @@ TICK_SECONDS = 1.0  # and at most
 ANSWER_SECONDS = 120.0  # that an answer is kept
 STUCK_SECONDS = 30.0  # a controller whose turn takes longer gives its office up
 GOAL_MS = 60.0  # of a round; admissions wait for the next one where more would take longer
+WRITE_GOAL_MS = 400.0  # of writing it down: meanwhile nobody else is heard
 MOST_ADMISSIONS = 200
 
 
@@ -179,8 +180,8 @@ class Controller:
         begun = time.perf_counter()
         decision = decide(books.memory, facts, self._policy)
         decided_ms = (time.perf_counter() - begun) * 1000
-        self._pace(books, decision, decided_ms)
         written_ms = self._write(store, leadership, books, decision, facts)
+        self._pace(books, decision, decided_ms, written_ms)
         self._count(books, decision, decided_ms, written_ms)
         for job in decision.start:
             self._backend.start_keeper(job, books.memory.live[job].attempt)
@@ -259,11 +260,12 @@ class Controller:
             )
         books.memory = replace(books.memory, cluster=cluster)
 
-    def _pace(self, books: Books, decision: Decision, decided_ms: float) -> None:
+    def _pace(self, books: Books, decision: Decision, decided_ms: float, written_ms: float) -> None:
         """As many admissions a round as fit into its time."""
         if not decision.round:
             return
-        slow, quick = decided_ms > GOAL_MS, decided_ms < GOAL_MS / 2
+        slow = decided_ms > GOAL_MS or written_ms > WRITE_GOAL_MS
+        quick = decided_ms < GOAL_MS / 2 and written_ms < WRITE_GOAL_MS / 2
         if decision.promises:
             books.promise_most = _next(books.promise_most, slow, quick)
         elif decision.admissions or quick:
