@@ -226,7 +226,7 @@ def check_places(job: Trial) -> None:
     """No slot ever had two workers at once; every order that was carried out had exactly its slots (see `settled`)."""
     places: dict[int, str] = {}
     for event in job.story():
-        if event["event"] == "keeper_started":
+        if event["event"] == "run_started":  # whatever was left of the run before has been ended
             places = {}
         elif event["event"] == "worker_seated":
             assert event["slot"] not in places.values()
