@@ -369,6 +369,7 @@ def test_a_job_that_is_interrupted_as_soon_as_it_goes_on_stands_where_it_stood(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_job_trains_on_while_etcd_does_not_answer(trial: Callable[..., Trial], wanted: str) -> None:
     with etcd() as server:
         job = trial(pace=0.1, address=server.address("keeper"))
@@ -388,6 +389,7 @@ def test_a_job_trains_on_while_etcd_does_not_answer(trial: Callable[..., Trial],
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_happens_in_whatever_order(
     seed: int, trial: Callable[..., Trial], wanted: str, monkeypatch: pytest.MonkeyPatch
