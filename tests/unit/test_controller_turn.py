@@ -5,10 +5,21 @@ from dataclasses import replace
 import pytest
 from tests.property.cluster_model import World, node
 
-from concertina.cluster.records import ClusterState, Curve, JobRequest, NodePhase, NodeState, Op
+from concertina.cluster.records import (
+    Ask,
+    ClusterState,
+    Curve,
+    JobRequest,
+    JobState,
+    NodePhase,
+    NodeState,
+    Op,
+    Reply,
+)
 from concertina.cluster.turn import decide
-from concertina.cluster.turn_types import Facts, Memory
+from concertina.cluster.turn_types import Decision, Facts, Memory
 from concertina.cluster.views import live_policy
+from concertina.cluster.writes import Written
 from concertina.core.job import JobPhase
 
 KNOWN = {"kind-()": Curve(key="kind-()", speeds={1: 1.0, 2: 1.8, 4: 3.1})}
@@ -298,3 +309,38 @@ def test_a_job_that_no_power_of_two_can_serve_is_refused() -> None:
     here.ask(Op.RESIZE, name, 3)
     settle(here)
     assert len(here.states[name].slots) == 3
+
+
+def test_who_gives_slots_up_is_written_before_who_takes_them() -> None:
+    state = JobState(id="a", phase=JobPhase.RUNNING)
+    before = {"taker": replace(state, id="taker"), "giver": replace(state, id="giver", slots=("n/0", "n/1"))}
+    after = {"taker": replace(state, id="taker", slots=("n/1",)), "giver": replace(state, id="giver", slots=("n/0",))}
+    cluster = ClusterState(policy="p", backend="b", asks_done=("1",))
+    ask = Ask(id="1", op=Op.RECLAIM, user="u")
+    decision = Decision(
+        memory=Memory(cluster=cluster, live=after, notes={"giver": (2, 0.5)}, reserved={}),
+        states=after,
+        replies=(Reply(id="1", accepted=True, reason="done"),),
+    )
+    todo = Written(states=before).todo(decision, [ask], 100.0)
+    assert [write.key for write in todo] == ["cluster", "states/giver", "states/taker", "answers/1", "asks/1"]
+    assert todo[1].record == replace(after["giver"], level=2, stamp=0.5)
+    assert todo[-1].record is None
+
+
+def test_progress_is_written_now_and_then_decisions_at_once() -> None:
+    state = JobState(id="a", phase=JobPhase.RUNNING, slots=("n/0",))
+    written = Written(cluster=ClusterState(policy="p", backend="b"), cluster_s=100.0)
+    first = Decision(memory=Memory(cluster=ClusterState(policy="p", backend="b"), live={"a": state}))
+    for write in (todo := written.todo(first, [], 100.0)):
+        written.done(write, 100.0)
+    assert [write.key for write in todo] == ["states/a"]
+
+    def keys_for(changed: JobState, now: float) -> list[str]:
+        memory = Memory(cluster=ClusterState(policy="p", backend="b", rounds=9), live={"a": changed})
+        return [write.key for write in written.todo(Decision(memory=memory), [], now)]
+
+    assert keys_for(replace(state, done=5.0, service_s=3.0), 101.0) == []
+    assert keys_for(replace(state, done=5.0), 106.0) == ["cluster", "states/a"]
+    assert keys_for(replace(state, reason="another"), 101.0) == ["states/a"]
+    assert keys_for(replace(state, slots=(), done=9.0, phase=JobPhase.WAITING), 101.0) == ["states/a"]
