@@ -230,12 +230,50 @@ def table(found: Found, count: int, watchers: int) -> str:
     return "\n".join(lines)
 
 
+def cpu_per_request(jobs: int) -> str:
+    """Processor time of the server alone, which does not depend on who else uses the machine. No controller."""
+    from tests.integration.rest_server import interface
+
+    from concertina.cluster import keys
+    from concertina.cluster.codec import dump
+    from concertina.cluster.records import JobRequest, JobState
+    from concertina.core.job import JobPhase
+
+    lines = ["| request | ms of processor time |", "|---|---|"]
+    with tempfile.TemporaryDirectory() as folder, interface(Path(folder)) as it:
+        for i in range(jobs):
+            request = JobRequest(id=f"j{i}", name=f"j{i}", user="u", script="/train.py", submitted_s=float(i))
+            it.store.put(keys.REQUESTS + request.id, dump(request))
+            state = JobState(id=request.id, phase=JobPhase.WAITING, reason="it waits for devices that others hold")
+            it.store.put(keys.STATES + request.id, dump(state))
+        it.mirror.wait_until(lambda: it.mirror.revision >= 2 * jobs, START_SECONDS)
+        for path in (
+            "/healthz",
+            "/api/v1/jobs",
+            "/api/v1/jobs?limit=500",
+            "/api/v1/jobs/j5",
+            "/api/v1/cluster",
+            "/metrics",
+        ):
+            it.http.get(path)
+            code = f"import http.client as h;c=h.HTTPConnection({it.url[7:]!r})\nfor _ in range(200):\n "
+            code += f"c.request('GET',{path!r});c.getresponse().read()"
+            began = time.process_time()
+            subprocess.run([sys.executable, "-S", "-c", code], check=True)
+            lines.append(f"| `GET {path}` | {(time.process_time() - began) * 1000 / 200:.2f} |")
+    return "\n".join(lines)
+
+
 def main(given: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("submissions", nargs="?", type=int, default=2000)
     parser.add_argument("watchers", nargs="?", type=int, default=50)
     parser.add_argument("--list", metavar="URL", help=argparse.SUPPRESS)
+    parser.add_argument("--cpu", action="store_true", help="processor time per request, and nothing else")
     asked = parser.parse_args(given)
+    if asked.cpu:
+        print(cpu_per_request(asked.submissions))
+        return 0
     if asked.list:
         list_jobs(asked.list)
         return 0

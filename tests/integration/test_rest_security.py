@@ -261,6 +261,23 @@ def test_any_other_address_needs_tokens(tmp_path: Path) -> None:
         assert it.http.get("/healthz").status_code == 503, "whether it is well may be known to all"
 
 
+def test_behind_a_proxy_that_speaks_https_the_own_page_is_let_in_and_others_are_not(town: Town) -> None:
+    host = town.it.url.removeprefix("http://")
+    found = [
+        town.ask("alice", "GET", "/api/v1/jobs", headers={"Origin": origin}).status_code
+        for origin in (f"https://{host}", f"http://{host}", "https://evil.example", "null", host)
+    ]
+    assert found == [200, 200, 403, 403, 403]
+
+
+def test_too_many_watchers_are_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("concertina.server.streams.MOST_STREAMS", 1)
+    with interface(tmp_path) as it, it.http.stream("GET", "/api/v1/events") as stream:
+        lines = stream.iter_lines()  # kept: without it the stream would be closed
+        assert next(lines).startswith("retry")
+        assert code(it.http.get("/api/v1/events")) == (503, "too_many")
+
+
 # -- quotas ----------------------------------------------------------------------------------------------------------
 
 

@@ -73,7 +73,7 @@ class Gate:
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         check_host(headers.get(b"host"), self._hosts)
-        check_origin(headers, scope.get("scheme", "http"))
+        check_origin(headers, None if self._doorkeeper.token_needed else scope.get("scheme", "http"))
         path = scope["path"]
         if path not in OPEN_PATHS and not path.startswith(OPEN_PREFIX):
             scope.setdefault("state", {})["caller"] = self._doorkeeper.caller(headers)
@@ -116,13 +116,15 @@ def allowed_hosts(bound: str) -> frozenset[str]:
     return frozenset({"localhost", _host_name(bound)}) if is_loopback(bound) else frozenset()
 
 
-def check_origin(headers: dict[bytes, bytes], scheme: str) -> None:
-    """A browser says where a request comes from; other clients say nothing."""
+def check_origin(headers: dict[bytes, bytes], scheme: str | None) -> None:
+    """A browser says where a request comes from; other clients say nothing.
+
+    `scheme` None: any, since where tokens are needed there may be a proxy in front that speaks https.
+    """
     origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
-    own = f"{scheme}://".encode() + headers.get(b"host", b"").lower()
-    foreign = (origin is not None and origin.lower() != own) or (
-        site is not None and site not in (b"same-origin", b"none")
-    )
+    named, _, host = (origin or b"").lower().partition(b"://")
+    own = host == headers.get(b"host", b"").lower() and (scheme is None or named == scheme.encode())
+    foreign = (origin is not None and not own) or (site is not None and site not in (b"same-origin", b"none"))
     if foreign and not _is_visit(headers):
         raise ApiError(
             403,
