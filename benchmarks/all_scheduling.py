@@ -105,8 +105,8 @@ def _own() -> Iterator[Task]:
                 yield Task("mix", cpu_s, "own_policy", ("mix", name, "-p", policy))
     for vc in VCS:
         for policy in ("concertina", "elasticflow"):
-            args = ("traces", vc, "-p", policy, "--overhead", "concertina")
-            yield Task("own-traces", 60, "own_policy", args)
+            alone = ("traces", vc, "-p", policy, "--overhead", "concertina")
+            yield Task("own-traces", 60, "own_policy", alone)
         for first in ("400", "700", "1500"):
             for policy in ("concertina", *OTHERS[:-1]):
                 args = ("mix", vc, "-p", policy, "--first", first, "--overhead", "concertina")
