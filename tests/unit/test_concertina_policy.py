@@ -113,6 +113,16 @@ def test_a_deadline_is_refused_where_best_effort_would_lose_its_share() -> None:
     assert isinstance(answer(new, waiting, "elasticflow"), Admitted)
 
 
+def test_while_a_job_is_behind_no_longer_one_is_promised_anything() -> None:
+    rows = table(job("loose", 600.0, model="one"), cluster="1x1", now=400.0)  # on its way to 1000 s instead of 600
+    short, long = (job("new", work, 10 * HOUR, submit_s=400.0, model="one") for work in (300.0, 900.0))
+    assert isinstance(answer(short, rows), Admitted)
+    refused = answer(long, rows)
+    assert isinstance(refused, Rejected)
+    assert "loose is on its way to 1.7 times its fair time and has less to do" in refused.reason
+    assert isinstance(answer(long, table(job("loose", 600.0, model="one"), cluster="1x1", now=50.0)), Admitted)
+
+
 def test_best_effort_and_soft_deadlines_are_always_taken() -> None:
     rows = table(job("old", 99 * HOUR), cluster="1x1")
     for new in (job("new", HOUR), job("new", HOUR, 60.0, soft=True)):
