@@ -76,10 +76,10 @@ class RayBackend:
         self._listener.start()
 
     def _connect(self, address: str) -> None:
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls whose answers nobody waits for
         self._own_connection = not ray.is_initialized()
         if not self._own_connection:
             return
-        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls whose answers nobody waits for
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
         except (ConnectionError, RuntimeError) as error:
