@@ -16,7 +16,7 @@ help:
 	$(PYTHON) -m venv .venv
 
 .venv/.run-ready: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[examples]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[cluster,examples]'
 	@touch $@
 
 .venv/.dev-ready: .venv/bin/python pyproject.toml constraints.txt

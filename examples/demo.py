@@ -158,7 +158,9 @@ def main():
         "  the same by hand, with other numbers of workers\n"
         '    .venv/bin/concertina run --workers 2 --resize "50=3,90=1" examples/digits.py\n'
         "  is a script of your own elastic, to the bit?\n"
-        "    .venv/bin/concertina verify SCRIPT",
+        "    .venv/bin/concertina verify SCRIPT\n"
+        "  a cluster with a dashboard, deadlines that are kept, and some jobs to look at\n"
+        "    .venv/bin/concertina up --demo",
         highlight=False,
     )
     return 0

@@ -11,20 +11,42 @@ import os
 import runpy
 import sys
 import time
+from collections import deque
 
 from concertina.runtime.loader import Pass
 
 
+class Pace:
+    """Holds loop bodies back, so that the n-th of a step ends n times `seconds` after the step began.
+
+    All workers begin a step at the same moment, so they keep the same time, as equal devices would.
+    """
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self.began = self.handed = 0.0
+        self.bodies = deque([0.0], maxlen=20)  # how long the last ones took, waiting for others included
+
+    def hold_back(self, turn):
+        """`turn` counts from 1 within a step."""
+        now = time.monotonic()
+        if turn == 1:
+            self.began = now
+        time.sleep(max(0.0, self.began + turn * self.seconds - min(self.bodies) - now))
+        self.handed = time.monotonic()
+
+    def note_body(self):
+        self.bodies.append(time.monotonic() - self.handed)
+
+
 def pace(seconds):
-    """From now on, a loop body begins at least `seconds` after the one before it began."""
-    take = Pass.__next__
-    began = 0.0
+    """From now on, every loop body takes at least `seconds`."""
+    take, here = Pass.__next__, Pace(seconds)
 
     def paced(self):
-        nonlocal began
+        here.note_body()
         batch = take(self)
-        time.sleep(max(0.0, began + seconds - time.monotonic()))
-        began = time.monotonic()
+        here.hold_back(self._turn)
         return batch
 
     Pass.__next__ = paced

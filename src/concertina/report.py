@@ -99,6 +99,10 @@ class SampleBook:
                 del self._told[place]
         return True
 
+    def begin_again(self) -> None:
+        """The job is started anew, with generations that count from the beginning."""
+        self._began = -1
+
     def rows(self) -> list[dict[str, int]]:
         """Per epoch and loader: samples expected, seen, duplicated and missed."""
         ledger = SampleLedger()
@@ -154,18 +158,19 @@ class GenerationBook:
 
     def story(self, story: Mapping[str, Any]) -> None:
         if story["event"] == "change_begun":
-            self._expect(story["joiners"], story["generation"])
+            self._expect(story, story["joiners"])
         elif story["event"] == "generation_started":
             row = Generation(story["generation"], story["step"], story["workers"], story["reason"])
             row.phases = self._phases.setdefault(row.generation, {})
             self._report.generations.append(row)
             if len(self._report.generations) == 1:
-                self._expect(story["members"], row.generation)
+                self._expect(story, story["members"])
 
-    def _expect(self, workers: Sequence[int], generation: int) -> None:
-        now = time.monotonic()
+    def _expect(self, story: Mapping[str, Any], workers: Sequence[int]) -> None:
+        """From now on, or, when a story is read again later, from `at`."""
+        now = float(story.get("at", time.monotonic()))
         for worker in workers:
-            self._joiners[worker] = generation
+            self._joiners[worker] = story["generation"]
             self._last_sign[worker] = now
 
     def note(self, event: Mapping[str, Any]) -> None:

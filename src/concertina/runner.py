@@ -10,7 +10,7 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,7 @@ from concertina.master.launch import MasterKeeper
 from concertina.master.machine import EXIT_INTERRUPTED_BY_USER, Change, Phase
 from concertina.master.service import JobSpec
 from concertina.master.words import SCRIPT
-from concertina.report import GenerationBook, Report, SampleBook
+from concertina.report import Generation, GenerationBook, Report, SampleBook
 
 STOP_SECONDS = 30.0  # a stopping worker may take this long to reach a step boundary and write its checkpoint
 POLL_SECONDS = 0.2
@@ -178,6 +178,24 @@ class Run:
         shutil.rmtree(self._private_dir, ignore_errors=True)
         if self._own_dir:
             shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def recall(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """What runs of the same job did before this one, so that the report is about the whole job.
+
+        Whatever they trained on after the checkpoint that this one goes on from counts no more.
+        """
+        for event in events:
+            kind = event["event"]
+            if kind == "run_started":
+                self._samples.begin_again()
+            elif kind == "samples":
+                self._samples.add(event)
+            elif kind == "training" and "rounds" in event:
+                self._samples.go_back(event["generation"], event["rounds"])
+            elif kind == "generation_started":
+                row = Generation(event["generation"], event["step"], event["workers"], event["reason"])
+                self.report.generations.append(row)
+        self._samples.begin_again()
 
     def log_path(self, worker: int) -> Path:
         return self._log_dir / f"worker-{worker}.log"

@@ -1,7 +1,14 @@
-"""The same jobs on virtual workers. `--leave-out NAME` removes one ingredient, for the negative controls."""
+"""The same jobs on virtual workers.
+
+    elastic_job.py JOB OUT LEAVE_OUT PAUSE
+
+LEAVE_OUT, if not empty, removes one ingredient, for the negative controls; every turn waits PAUSE seconds, so that
+there is time for things to happen to the job.
+"""
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -13,10 +20,11 @@ import concertina as ct
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
     out = Path(sys.argv[2])
-    if len(sys.argv) > 3:
+    leave_out, pause = sys.argv[3], float(sys.argv[4])
+    if leave_out:
         from controls import LEAVE_OUT
 
-        LEAVE_OUT[sys.argv[3]]()
+        LEAVE_OUT[leave_out]()
     session = ct.join()
     set_flags(job)
     model = make_model(job)
@@ -28,11 +36,12 @@ def main() -> None:
         make_dataset(job), batch_size=job.batch, shuffle=True, seed=3, drop_last=job.drop_last,
         num_workers=job.num_workers, persistent_workers=job.persistent,
     )  # fmt: skip
-    for _ in session.epochs(1000):
+    for epoch in session.epochs(1000):
         for batch in loader:
+            time.sleep(pause)
             loss = body(job, model, opt, sched, scaler, batch, loader.index, session.no_sync)
             with (out / f"loss-{session.rank}").open("a") as file:
-                file.write(loss.double().item().hex() + "\n")
+                file.write(f"{epoch} {loader.index} {loss.double().item().hex()}\n")
             session.log(loss=loss)
     engine = session.engine
     engine._save_resident()

@@ -37,9 +37,15 @@ def _environment() -> dict[str, str]:
 def run_elastic(
     job: Job, virtual: int, workers: int, changes: str, out: Path, backend: LocalBackend, leave_out: str = "", **more
 ) -> Report:
+    return run(elastic_settings(job, virtual, workers, changes, out, leave_out, **more), backend=backend)
+
+
+def elastic_settings(
+    job: Job, virtual: int, workers: int, changes: str, out: Path, leave_out: str = "", pause: float = 0.0, **more
+) -> RunSettings:
     out.mkdir(parents=True)
-    args = [json.dumps(job.to_dict()), str(out), *([leave_out] if leave_out else [])]
-    settings = RunSettings(
+    args = [json.dumps(job.to_dict()), str(out), leave_out, str(pause)]
+    return RunSettings(
         script=HERE / "elastic_job.py",
         args=args,
         virtual=virtual,
@@ -48,7 +54,6 @@ def run_elastic(
         run_dir=out / "run",
         **{"steps": job.steps, **more},
     )
-    return run(settings, backend=backend)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -62,13 +67,26 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
 
 
+def read_losses(path: Path) -> tuple[list[float], str]:
+    """In the order of the data, and where a batch that was run again, after a loss, gave another one."""
+    by_place: dict[tuple[int, int], float] = {}
+    for line in path.read_text().splitlines():
+        epoch, index, loss = line.split()
+        place = (int(epoch), int(index))
+        if by_place.setdefault(place, float.fromhex(loss)) != float.fromhex(loss):
+            return list(by_place.values()), f"{epoch}.{index}"
+    return [by_place[place] for place in sorted(by_place)], ""
+
+
 def differences(reference: Path, job: Job, virtual: int, out: Path) -> list[str]:
     """Everything that is not equal to the bit, in the order in which it is worth knowing."""
     found: list[str] = []
     shared = torch.load(out / "shared.pt", weights_only=False)
     for v in range(virtual):
         ref = torch.load(reference / f"{job.name}-r{v}.pt", weights_only=False)
-        losses = [float.fromhex(line) for line in (out / f"loss-{v}").read_text().split()]
+        losses, again = read_losses(out / f"loss-{v}")
+        if again:
+            found.append(f"loss of virtual worker {v} when micro-batch {again} was run again")
         wanted = [float(x) for x in ref["losses"].double()]
         if losses != wanted:
             first = next((k for k, (a, b) in enumerate(zip(losses, wanted, strict=False)) if a != b), "length")

@@ -16,7 +16,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 from tests.browser.served_site import Site
 
-PATIENCE_SECONDS = 40.0  # for anything to appear; nothing is asserted about how long it takes
+PATIENCE_SECONDS = 60.0  # for anything to appear; nothing is asserted about how long it takes
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -35,6 +35,7 @@ class Browser:
     def __init__(self, driver: webdriver.Chrome) -> None:
         self.driver = driver
         self.expected: list[str] = []  # words of messages at the console that a test brings about
+        self.machine = ["ERR_NETWORK_CHANGED"]  # an interface came or went, as in tests with namespaces: Chromium's way
 
     def find(self, css: str) -> WebElement:
         return self.driver.find_element(By.CSS_SELECTOR, css)
@@ -77,9 +78,19 @@ class Browser:
         plain = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": plain})
 
+    def block(self, *urls: str) -> None:
+        """From now on these can not be loaded, and no others."""
+        self.driver.execute_cdp_cmd("Network.enable", {})
+        self.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": list(urls)})
+
+    def spoken(self) -> list[tuple[str, str]]:
+        """Role and name of everything that a screen reader meets."""
+        nodes = self.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+        return [(n["role"]["value"], n.get("name", {}).get("value", "")) for n in nodes if not n["ignored"]]
+
     def complaints(self) -> list[str]:
         logged = [str(entry["message"]) for entry in self.driver.get_log("browser") if entry["level"] != "INFO"]
-        return [said for said in logged if not any(words in said for words in self.expected)]
+        return [said for said in logged if not any(words in said for words in self.expected + self.machine)]
 
     def hosts(self) -> set[str]:
         """Everybody that the page has asked for something."""

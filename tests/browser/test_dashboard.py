@@ -14,6 +14,7 @@ from concertina.core.job import JobPhase
 from concertina.server.auth import add_user
 
 VIEWS = ("#/", "#/jobs/digits-1", "#/queue", "#/nodes", "#/ask", "#/jobs/nobody")
+SPOKEN = {"button", "link", "textbox", "searchbox", "spinbutton", "checkbox", "combobox", "progressbar", "dialog"}
 SIDEWAYS = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -37,6 +38,7 @@ def write_events(site: Site, job: str) -> None:
         "generation": 1,
         "step": 0,
         "workers": 2,
+        "members": [0, 1],
         "reason": "all 2 joined",
     }
     steps = [{"event": "step", "time": at + n, "step": n, "log": {"loss": 2.0 / (n + 1)}} for n in range(40)]
@@ -101,6 +103,18 @@ def test_the_page_says_that_the_server_is_gone_and_finds_it_again(site: Site, br
     assert not browser.find("#trouble").is_displayed()
 
 
+def test_an_answer_that_is_lost_on_the_way_is_asked_for_again(site: Site, browser: Browser) -> None:
+    browser.expected = ["ERR_BLOCKED_BY_CLIENT"]
+    some_jobs(site)
+    browser.block("*/api/v1/cluster")  # the stream of events opens, what should follow does not come
+    browser.driver.get(site.open())
+    browser.reads("#trouble", "The server does not answer. Start it with: concertina up")
+    browser.block()
+    browser.is_live()
+    browser.until(lambda: len(browser.all(".jobs tbody tr")) == 4, "four jobs")
+    assert not browser.find("#trouble").is_displayed()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_every_view_without_sideways_scrolling(site: Site, browser: Browser, scheme: str) -> None:
     browser.expected = ["404 (Not Found)"]  # the job that is not there
@@ -145,6 +159,22 @@ def test_the_keyboard_reaches_everything(site: Site, browser: Browser) -> None:
     browser.until(lambda: not browser.all("dialog"), "no dialog")
     browser.find("[data-group=other]").click()
     browser.reads("main", "No job matches")
+
+
+def test_a_screen_reader_finds_landmarks_and_names(site: Site, browser: Browser) -> None:
+    browser.expected = ["404 (Not Found)"]
+    some_jobs(site)
+    write_events(site, "digits-1")
+    address = site.open()
+    for view in VIEWS:
+        browser.driver.get(f"{address}/{view}")
+        browser.is_live()
+        browser.until(lambda: not browser.all("main .loading"), f"{view} loaded")
+        found = browser.spoken()
+        assert {"banner", "navigation", "main"} <= {role for role, _ in found}, view
+        nameless = [role for role, name in found if role in SPOKEN and not name.strip()]
+        assert nameless == [], view
+        assert len(browser.all("h1")) == 1, view
 
 
 def test_a_job_page_shows_charts_logs_story_and_when(site: Site, browser: Browser) -> None:
@@ -212,8 +242,7 @@ def test_a_token_is_asked_for_and_kept_for_the_tab(site: Site, browser: Browser)
 
 def test_the_page_works_without_plotly_and_without_motion_and_in_the_other_theme(site: Site, browser: Browser) -> None:
     browser.expected = ["ERR_BLOCKED_BY_CLIENT"]
-    browser.driver.execute_cdp_cmd("Network.enable", {})
-    browser.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*plotly*"]})
+    browser.block("*plotly*")
     browser.prefers(color_scheme="light", reduced_motion="reduce")
     some_jobs(site)
     browser.driver.get(site.open())

@@ -35,6 +35,11 @@ for epoch in session.epochs(1000):
         time.sleep(0.05)
     print(f"epoch {epoch} is done", flush=True)
 """
+WATCH = """
+const count = document.querySelector(".bellows .count");
+window.seen = [count.textContent];
+new MutationObserver(() => window.seen.push(count.textContent)).observe(count, {childList: true, characterData: true});
+"""
 UP_SECONDS = 60.0
 DOWN_SECONDS = 90.0
 
@@ -91,9 +96,13 @@ def test_submit_watch_it_grow_read_why_and_cancel(cluster: str, browser: Browser
     browser.find("#ask-name").send_keys("little")
     browser.find("#submit-now").click()
     browser.reads("h1", "little")
-    browser.reads(".bellows", "1 of 2")
+    browser.until(lambda: browser.all(".bellows .count"), "the job's bellows")
+    browser.run(WATCH)
     browser.reads(".bellows", "2 of 2")
-    browser.reads("[data-move=grew]", "workers")
+    assert len(browser.run("return window.seen")) > 1  # it grew before our eyes
+    grown = browser.until(lambda: [line.text for line in browser.all("[data-move=grew]")], "a story of growing")
+    assert "2 workers" in grown[0]
+    assert "1 worker" in grown[-1]
     reason = browser.text("#reason")
     assert len(reason) > 10
     assert reason.endswith(".")

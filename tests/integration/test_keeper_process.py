@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from etcd_server import etcd
 
 from concertina.backends.local import LocalBackend
 from concertina.cluster import keys
 from concertina.cluster.codec import dump, load
 from concertina.cluster.keeper_start import (
+    LOCK,
+    end_holders,
     is_held,
     job_folder,
     keeper_alive,
@@ -70,11 +73,11 @@ LIMIT_SECONDS = 100.0
 class Trial:
     """A cluster of one job, whose controller is the test."""
 
-    def __init__(self, folder: Path, pace: float = 0.02, script: str = JOB) -> None:
+    def __init__(self, folder: Path, pace: float = 0.02, script: str = JOB, address: str = "") -> None:
         self.folder, self.state_dir = folder, folder / "state"
         self.state_dir.mkdir(parents=True)
         (folder / "job.py").write_text(script)
-        self.address = f"sqlite:{self.state_dir / 'cluster.db'}"
+        self.address = address or f"sqlite:{self.state_dir / 'cluster.db'}"
         self.store = open_store(self.address)
         request = JobRequest(
             id="j",
@@ -149,9 +152,7 @@ class Trial:
         return (self.folder / "digest").read_text()
 
     def close(self) -> None:
-        keeper = self.keeper
-        if keeper is not None and keeper_alive(keeper):
-            os.kill(keeper.pid, signal.SIGKILL)
+        end_holders(job_folder(self.state_dir, "j") / LOCK)
         self.gone()
         self.store.close()
 
@@ -210,7 +211,15 @@ def test_a_job_follows_its_slots_and_ends_with_the_same_bits(trial: Callable[...
     job.gone()
     assert job.keeper is None
     check_places(job)
-    assert json.loads((job_folder(job.state_dir, "j") / "report.json").read_text())["steps"] == STEPS
+    check_samples(job)
+
+
+def check_samples(job: Trial) -> None:
+    """Over all attempts, every sample was trained on once in every epoch."""
+    report = json.loads((job_folder(job.state_dir, "j") / "report.json").read_text())
+    assert report["steps"] == STEPS
+    assert [row["epoch"] for row in report["samples"]] == list(range(20))
+    assert all((row["seen"], row["duplicated"], row["missed"]) == (128, 0, 0) for row in report["samples"])
 
 
 def check_places(job: Trial) -> None:
@@ -245,6 +254,7 @@ def test_a_killed_keeper_takes_all_with_it_and_the_next_goes_on(
     end = job.until(lambda seen: seen.activity is Activity.FINISHED)
     assert end.attempt == 2
     assert job.digest == wanted
+    check_samples(job)
     assert len(list((job_folder(job.state_dir, "j") / "checkpoints").iterdir())) <= 2
 
 
@@ -345,6 +355,25 @@ def test_a_job_that_is_interrupted_as_soon_as_it_goes_on_stands_where_it_stood(
 
 
 @pytest.mark.slow
+def test_a_job_trains_on_while_etcd_does_not_answer(trial: Callable[..., Trial], wanted: str) -> None:
+    with etcd() as server:
+        job = trial(pace=0.1, address=server.address("keeper"))
+        job.start(0, 1)
+        job.settled()
+        job.steps(2)
+        server.processes[0].send_signal(signal.SIGSTOP)
+        before = job.story("step")[-1]["step"]
+        time.sleep(6.0)  # longer than the lease lasts
+        assert job.story("step")[-1]["step"] > before
+        server.processes[0].send_signal(signal.SIGCONT)
+        job.decide(1, 2, 3)
+        job.settled()
+        end = job.until(lambda seen: seen.activity is Activity.FINISHED)
+        assert (end.attempt, job.digest) == (1, wanted)
+        job.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_happens_in_whatever_order(
     seed: int, trial: Callable[..., Trial], wanted: str, monkeypatch: pytest.MonkeyPatch
@@ -369,6 +398,7 @@ def test_whatever_happens_in_whatever_order(
     assert job.digest == wanted
     job.gone()
     check_places(job)
+    check_samples(job)
 
 
 def finished(job: Trial) -> bool:

@@ -392,9 +392,15 @@ def test_logs_show_the_newest_lines_and_go_on_from_there(alone: Interface) -> No
 def test_charts_have_few_points_for_many_steps_and_follow_the_generations(alone: Interface) -> None:
     put_jobs(alone, 1)
     started = {"event": "generation_started", "generation": 0, "workers": 2, "members": [0], "step": 0, "reason": "r"}
-    write_events(alone, "j0", [{"time": 100.0, **started}])
+    said = [
+        {"event": "master_started", "time": 99.0, "at": 0.0, "worker": -1},
+        {"time": 100.0, **started},
+        {"event": "worker_started", "time": 103.0, "at": 4.0, "worker": 0},
+        {"event": "joined", "time": 105.0, "at": 6.0, "worker": 0},
+    ]
+    write_events(alone, "j0", said)
     steps = [
-        {"event": "step", "time": 100 + n / 10, "at": n / 10, "worker": 0, "step": n, "log": {"loss": 1 / n}}
+        {"event": "step", "time": 110 + n / 10, "at": 11 + n / 10, "worker": 0, "step": n, "log": {"loss": 1 / n}}
         for n in range(1, 5001)
     ]
     write_events(alone, "j0", steps)
@@ -404,6 +410,7 @@ def test_charts_have_few_points_for_many_steps_and_follow_the_generations(alone:
     assert (last["workers"], round(last["steps_per_s"])) == (2, 10)
     assert last["values"]["loss"] == pytest.approx(1 / last["step"])
     assert [(g["generation"], g["workers"], g["at_s"]) for g in chart["generations"]] == [(0, 2, 100.0)]
+    assert chart["generations"][0]["phases"] == {"start": 3.0, "import": 2.0}
     assert chart["complete"]
 
 

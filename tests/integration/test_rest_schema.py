@@ -64,7 +64,12 @@ def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interface]:
     folder = tmp_path_factory.mktemp("schema")
     (folder / "train.py").write_text("pass\n")
     store = MemoryStore()
-    with interface(folder, store, answer_s=1.0, oracle=Seer()) as found, Stub(store):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        interface(folder, store, answer_s=1.0, oracle=Seer()) as found,
+        Stub(store),
+    ):
+        patch.setattr("concertina.server.streams.LOOK_SECONDS", 0.02)  # streams of a job that has ended end at once
         found.put(keys.REQUESTS + "a", JobRequest(id="a", name="a", user="u", script="/s"))
         found.put(keys.STATES + "a", JobState(id="a", phase=JobPhase.FINISHED))
         found.put(keys.REQUESTS + "b", JobRequest(id="b", name="b", user="u", script="/s"))

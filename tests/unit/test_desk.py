@@ -2,7 +2,7 @@
 
 import pytest
 
-from concertina.runtime.desk import SLOTS, Desk, is_final, newest_context
+from concertina.runtime.desk import META, METAS, SLOTS, Desk, is_final, newest_context
 
 
 @pytest.fixture
@@ -96,3 +96,27 @@ def test_a_switch_is_announced_with_its_place(desk: Desk) -> None:
     assert other.switch == (3, 120, "17/fd/9")
     desk.place = (1, 0, 2, 30)
     assert other.place == (1, 0, 2, 30)
+
+
+def test_a_record_that_is_put_again_is_found_under_its_new_point(desk: Desk) -> None:
+    other = Desk.open(desk.segment.address, virtual=3)
+    for number in range(1, 3 * SLOTS):
+        record = b"same" if number % 5 else b"another"
+        desk.put_context(0, number, record, final=True)
+        assert other.context(0, number) == (record, True)
+
+
+def test_notes_are_read_in_order_and_never_torn(desk: Desk) -> None:
+    other = Desk.open(desk.segment.address, virtual=3)
+    for step in range(1, METAS):
+        desk.note({"step": step})
+    assert other.noted == METAS - 1
+    assert [other.read_note(n) for n in range(1, METAS)] == [{"step": n} for n in range(1, METAS)]
+    desk.note({"step": METAS})
+    assert other.read_note(1) is None  # the next one will be written over it
+    assert other.read_note(2) == {"step": 2}
+
+
+def test_a_note_without_room_says_so(desk: Desk) -> None:
+    desk.note({"step": 3, "grads": "x" * META})
+    assert desk.read_note(1) == {"step": 3, "too_long": True}

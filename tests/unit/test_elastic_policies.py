@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from concertina.core.cluster import Cluster, Snapshot
 from concertina.core.job import JobPhase, JobSpec, JobView
-from concertina.policies.easyscale import _STUCK, EasyScalePolicy, _pack
+from concertina.policies.easyscale import EasyScalePolicy
+from concertina.policies.easyscale_notes import STUCK, pack
 from concertina.policies.elastic_backfill import ElasticBackfillPolicy
 from concertina.policies.elastic_fifo import ElasticFifoPolicy
 from concertina.policies.elastic_tiresias import ElasticTiresiasPolicy, extra_devices
 from concertina.policies.hybrid_curves import HybridCurves, curves_for
 from concertina.policies.marginal import CurveKey, Ladder, fill, ladder
 from concertina.policies.mixed_speed import mixed_speed, virtual_plan
-from concertina.policies.round import moved
+from concertina.policies.round import moved, run_round
 from concertina.policies.scaling_curve import Curves, ScalingCurve, ThroughputRow, ThroughputTable
 from concertina.policies.table import Table
 from concertina.simulator.run import simulate
@@ -25,6 +27,8 @@ SPEEDS = {
     ("m", 8, "gpu"): {1: 1.0, 2: 1.8, 4: 3.0, 8: 2.9},
     ("m", 8, "A"): {1: 2.0, 2: 3.6, 4: 6.0},
     ("m", 8, "B"): {1: 1.0, 2: 1.8, 4: 3.0},
+    ("same", 8, "A"): {1: 1.0},
+    ("same", 8, "B"): {1: 1.0},
     ("flat", 8, "gpu"): {1: 1.0, 2: 1.1, 4: 1.2},
     ("wide", 8, "gpu"): {1: 1.0, 2: 2.0, 4: 3.9, 8: 7.6},
 }
@@ -120,15 +124,15 @@ def test_a_faster_type_that_comes_free_releases_the_slower_one(policy: EasyScale
 
 
 def test_easyscale_falls_back_when_growing_made_it_slower_and_tries_again_later() -> None:
-    grown = running(job("a", 4), ("gpu", 4), level=_pack((2,)), stamp=9.0)  # it did 9 iterations/s on two
+    grown = running(job("a", 4), ("gpu", 4), level=pack((2,)), stamp=9.0)  # it did 9 iterations/s on two
     rows = table(grown, now=50.0)
     back = HOMO.allocate(rows)
     assert back.level is not None
     assert back.stamp is not None
-    assert (back.workers.tolist(), back.level.tolist(), back.stamp.tolist()) == ([2], [_STUCK], [50.0])
+    assert (back.workers.tolist(), back.level.tolist(), back.stamp.tolist()) == ([2], [STUCK], [50.0])
     assert back.wake_s == 50.0 + HOMO.patience_s
     assert "slower" in HOMO.explain(rows, 0, 4, 2)
-    stuck = running(job("a", 4), ("gpu", 2), level=_STUCK, stamp=50.0)
+    stuck = running(job("a", 4), ("gpu", 2), level=STUCK, stamp=50.0)
     assert HOMO.allocate(table(stuck, now=60.0)).workers.tolist() == [2]
     assert HOMO.allocate(table(stuck, now=50.0 + HOMO.patience_s)).workers.tolist() == [4]
 
@@ -137,9 +141,71 @@ def test_easyscale_notes_what_a_job_had_before_it_grew() -> None:
     found = HOMO.allocate(table(running(job("a", 4), ("gpu", 2))))
     assert found.level is not None
     assert found.stamp is not None
-    assert (found.workers.tolist(), found.level.tolist(), found.stamp.tolist()) == ([4], [_pack((2,))], [1.8])
+    assert (found.workers.tolist(), found.level.tolist(), found.stamp.tolist()) == ([4], [pack((2,))], [1.8])
     assert found.wake_s == 10.0 + HOMO.watch_s  # to see whether it is faster now
     assert HOMO.allocate(table(running(job("a", 2), ("gpu", 2)))).wake_s is None
+
+
+def test_of_equal_speedups_the_one_with_least_left_comes_first() -> None:
+    rows = table(
+        running(job("long", 2, 1000.0, "wide"), ("gpu", 1)),
+        running(job("short", 2, 10.0, "wide"), ("gpu", 1)),
+        cluster="1x3",
+    )
+    assert HOMO.allocate(rows).workers.tolist() == [1, 2]
+
+
+def test_heter_takes_what_is_left_of_several_types_at_once() -> None:
+    curves = Curves()  # without figures all types are equally fast: three of four virtual workers' devices gain nothing
+    four = JobView(spec=JobSpec(id="a", submit_s=0.0, gpus=4, duration_s=9.0), phase=JobPhase.WAITING)
+    there = Snapshot(now=1.0, cluster=Cluster.parse("1x2:A,1x1:B,1x1:C"), jobs=(four,))
+    assert HETER.allocate(Table.from_snapshot(there, curves)).splits == {0: (2, 1, 1)}
+    assert HOMO.allocate(Table.from_snapshot(there, curves)).workers.tolist() == [2]
+
+
+def test_heter_lets_two_jobs_change_places_where_both_together_gain() -> None:
+    # "m" is twice as fast on A, "same" as fast on B: whoever came first holds the A
+    views = running(job("a", 1, model="same"), ("A", 1)), running(job("b", 1), ("B", 1))
+    rows = table(*views, cluster="1x1:A,1x1:B")
+    found = HETER.allocate(rows)
+    assert found.kind is not None
+    assert found.kind.tolist() == [1, 0]
+    assert HETER.explain(rows, 0, 1, 1).startswith("no other devices that it could have")
+    assert HOMO.allocate(rows).workers is rows.held or HOMO.allocate(rows).workers.tolist() == rows.held.tolist()
+    only_a = running(job("a", 1, model="same", device_types=("A",)), ("A", 1))
+    assert HETER.allocate(table(only_a, views[1], cluster="1x1:A,1x1:B")).workers.tolist() == [1, 1]
+    assert HETER.allocate(table(only_a, views[1], cluster="1x1:A,1x1:B")).kind is None
+
+
+NEAR = ThroughputTable(
+    rows=tuple(
+        ThroughputRow(model="lm", batch_size=8, device_type="gpu", workers=n, nodes=nodes, iterations_per_s=speed)
+        for n, nodes, speed in ((1, 1, 1.0), (2, 1, 1.9), (4, 1, 3.6), (2, 2, 0.3), (4, 2, 0.5))
+    )
+)
+
+
+@pytest.mark.parametrize("policy", [HOMO, HETER])
+def test_easyscale_does_not_grow_onto_a_second_node_where_that_is_slower(policy: EasyScalePolicy) -> None:
+    held = running(job("a", 4, model="lm"), ("gpu", 2), placement=(("n0", 2),))
+    there = Snapshot(now=1.0, cluster=Cluster.parse("2x2"), jobs=(held,))
+    assert run_round(there, policy, Curves(NEAR)).actions == ()
+    (action,) = run_round(replace(there, cluster=Cluster.parse("1x2,1x4")), policy, Curves(NEAR)).actions
+    assert action.nodes == (("n1", 4),)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("policy", [HOMO, HETER])
+def test_easyscale_brings_devices_together_that_are_slow_apart(policy: EasyScalePolicy) -> None:
+    held = running(job("a", 2, model="lm"), ("gpu", 2), placement=(("n0", 1), ("n1", 1)))
+    there = Snapshot(now=1.0, cluster=Cluster.parse("2x2"), jobs=(held,))
+    (action,) = run_round(there, policy, Curves(NEAR)).actions
+    assert len(action.nodes) == 1  # type: ignore[union-attr]
+    other = running(job("b"), ("gpu", 1), placement=(("n0", 1),))
+    third = replace(other, spec=job("c"), placement=(("n1", 1),))
+    full = replace(there, jobs=(held, other, third))
+    (action,) = run_round(full, policy, Curves(replace(NEAR, rows=(*NEAR.rows, *CURVES.rows)))).actions
+    assert sum(count for _, count in action.nodes) == 1  # type: ignore[union-attr]
+    assert action.reason == "is faster on 1 devices close together than on 2 far apart"
 
 
 def test_a_job_that_can_not_run_here_holds_nobody_up() -> None:

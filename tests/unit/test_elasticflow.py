@@ -11,9 +11,10 @@ from concertina.core.errors import UsageError
 from concertina.core.job import JobPhase, JobSpec, JobView
 from concertina.core.plan import Admitted, Rejected
 from concertina.policies.admission import makes_promises, on_terms, rule, rule_of
+from concertina.policies.counter import admit
 from concertina.policies.elasticflow import ElasticFlowPolicy
 from concertina.policies.filling import ChangeCost, Claim, Ladder, Ladders, Profile
-from concertina.policies.promise import admit, claim_of, look_ahead
+from concertina.policies.promise import claim_of, look_ahead
 from concertina.policies.registry import policy_named
 from concertina.policies.round import run_round
 from concertina.policies.scaling_curve import Curves, ScalingCurve, ThroughputRow, ThroughputTable

@@ -117,6 +117,15 @@ def test_a_job_on_a_lost_node_starts_again_elsewhere_with_what_it_has_done() -> 
     assert found.end == exactly(NOW + 5.1 + 60)
 
 
+def test_an_elastic_job_goes_on_with_what_a_lost_node_leaves_it() -> None:
+    job = running(replace(spec("a", 4, 100), max_workers=2))
+    job = replace(job, workers=(("gpu", 2),), placement=(("n0", 1), ("n1", 1)))
+    there = snapshot(job, cluster="2x1", down=frozenset({"n1"}))
+    found = eta(there, "a", basis("elasticflow", overhead=overhead_named(50)))
+    assert found.start.expected_s == NOW
+    assert found.end == exactly(NOW + 100 * 4 * 0.8**2)
+
+
 def test_jobs_that_were_not_looked_at_go_through_admission_first() -> None:
     new = JobView(spec=spec("new", 2, 10, NOW), phase=JobPhase.SUBMITTED)
     huge = JobView(spec=spec("huge", 64, 10, NOW), phase=JobPhase.SUBMITTED)

@@ -20,6 +20,8 @@ app = typer.Typer(
     add_completion=False,
 )
 
+CLUSTER_PACKAGES = ("fastapi", "httpx", "prometheus_client", "psutil", "pydantic", "starlette", "uvicorn")
+
 # Options that concertina does not know belong to the script; after `--` everything does.
 FOR_THE_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -47,6 +49,11 @@ def main() -> None:
     """Entry point: an error we foresaw is one sentence and an exit code, never a traceback."""
     try:
         app()
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] not in CLUSTER_PACKAGES:
+            raise
+        print(f"concertina: the live cluster needs {missing.name}: pip install 'concertina[cluster]'", file=sys.stderr)
+        sys.exit(1)
     except ConcertinaError as error:
         print(f"concertina: {error}", file=sys.stderr)
         if isinstance(error, JobFailed):

@@ -152,6 +152,8 @@ def verdict(job: Plain, now: datetime) -> str:
         return f"{name} failed: {job['error'] or reason}"
     if job["phase"] == "submitted":
         return f"{name} is not decided yet: {reason or 'the controller has not looked at it'}"
+    if job["phase"] in ("finished", "cancelled"):  # it was quicker than the asking
+        return f"taken as {name}, and already {job['phase']}: {reason}"
     if job["promised_s"] is not None:
         return f"taken as {name}: will be done by {when(job['promised_s'], now)}\n{reason}"
     return f"taken as {name}: {reason}"

@@ -15,7 +15,7 @@ from rich.text import Text
 from concertina.cli.client import Client
 from concertina.cli.job_words import facts, is_over, jobs_table, reasons, story, summary, why_lines
 from concertina.cli.places import local_now
-from concertina.cli.shared import AsJson, JobName, Url, console, finish, say_json, teach
+from concertina.cli.shared import AsJson, JobName, Url, console, say_json, teach
 from concertina.core.errors import ClusterUnreachable
 
 WATCH_SECONDS, FOLLOW_SECONDS = 1.0, 0.5
@@ -177,13 +177,21 @@ def resize(
     as_json: AsJson = False,
 ) -> None:
     with Client.find(url) as client:
-        job_id = client.find_job(job)
-        answer = client.post(f"/jobs/{quote(job_id, safe='')}/resize", {"workers": workers})
-    finish(answer, as_json, job_id)
+        found = client.post(f"/jobs/{quote(client.find_job(job), safe='')}/resize", {"workers": workers})
+    wanted = (
+        f"pinned to {workers} {'worker' if workers == 1 else 'workers'}" if workers else "as the policy likes again"
+    )
+    _say(found, as_json, f"{wanted}; it has {len(found['slots'])} now")
 
 
 def cancel(job: JobName, url: Url = None, as_json: AsJson = False) -> None:
     with Client.find(url) as client:
-        job_id = client.find_job(job)
-        answer = client.delete(f"/jobs/{quote(job_id, safe='')}")
-    finish(answer, as_json, job_id)
+        found = client.delete(f"/jobs/{quote(client.find_job(job), safe='')}")
+    _say(found, as_json, found["reason"])
+
+
+def _say(job: dict[str, Any], as_json: bool, words: str) -> None:
+    if as_json:
+        say_json(job)
+    else:
+        console().print(escape(f"{job['id']}: {words}"), soft_wrap=True)

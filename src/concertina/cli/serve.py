@@ -5,12 +5,16 @@ Constructing opens nothing; `start` does, and `close` ends what was started, in 
 
 import errno
 import fcntl
+import json
+import logging
 import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 READY_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
 OFFICE_SECONDS = 5.0
+LOG_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +110,37 @@ def url_of(host: str, port: int) -> str:
     return f"http://{shown}:{port}"
 
 
+def log_into(path: Path) -> Callable[[], None]:
+    """Requests and mishaps of the server go into a file of bounded size; what it gives back ends that."""
+    handler = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1)
+    handler.setFormatter(JsonLines())
+    loggers = [logging.getLogger(name) for name in ("concertina", "uvicorn", "asyncio")]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+    def end() -> None:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        handler.close()
+
+    return end
+
+
+class JsonLines(logging.Formatter):
+    """What is JSON already stays; the rest becomes an object, with its traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        if text.startswith("{") and not record.exc_info:
+            return text
+        line = {"time": round(record.created, 3), "level": record.levelname.lower(), "message": text}
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
 def open_backend(settings: UpSettings) -> "ClusterBackend":
     from concertina.cluster.backend import LocalCluster
 
@@ -137,6 +173,7 @@ class Serving:
 
         settings, stack = self.settings, self._stack
         prepare_state(settings.state)
+        stack.callback(log_into(settings.state / "server.log"))
         if settings.store.startswith("sqlite"):  # with a store for several machines, a standby may share the folder
             stack.enter_context(take_state(settings.state))
         sock = stack.enter_context(listen(settings.host, settings.port))

@@ -32,12 +32,12 @@ def say_json(value: Any) -> None:
     typer.echo(json.dumps(value))
 
 
-def finish(answer: dict[str, Any], as_json: bool, about: str = "") -> None:
+def finish(answer: dict[str, Any], as_json: bool) -> None:
     """The cluster's word on something that was asked for; a refusal is an exit code of its own."""
     if as_json:
         say_json(answer)
     else:
-        console().print(escape(f"{about}: {answer['reason']}" if about else answer["reason"]), soft_wrap=True)
+        console().print(escape(answer["reason"]), soft_wrap=True)
     if not answer["accepted"]:
         raise typer.Exit(REFUSED)
 

@@ -209,8 +209,8 @@ def _go_down(serving: Serving, asked: Asked, screen: Console) -> None:
     asked.event.clear()
     live = [job.id for job in serving.mirror.jobs() if job.keeper is not None]
     if live:
-        noun = "job" if len(live) == 1 else "jobs"
-        screen.print(f"suspending {len(live)} {noun}; their state is kept. Ctrl-C again ends at once.")
+        whose = "1 job; its" if len(live) == 1 else f"{len(live)} jobs; their"
+        screen.print(f"suspending {whose} state is kept. Ctrl-C again ends at once.")
     _ask_down(serving)
     ends = time.monotonic() + DOWN_SECONDS
     while time.monotonic() < ends and not asked.event.wait(0.1):

@@ -22,11 +22,12 @@ from concertina.cluster.codec import dump, load
 from concertina.cluster.controller_log import JsonLog
 from concertina.cluster.curves import kind_of
 from concertina.cluster.mirror import Mirror
-from concertina.cluster.records import ClusterState, JobRequest, JobState, NodeState
+from concertina.cluster.records import ClusterState, JobRequest, JobState
 from concertina.cluster.slots import keeper_is_over
 from concertina.cluster.turn import decide
 from concertina.cluster.turn_types import Decision, Facts, Memory
-from concertina.cluster.views import live_policy
+from concertina.cluster.views import live_policy, written_notes
+from concertina.cluster.writes import Written
 from concertina.core.errors import ConcertinaError, Deposed, StoreError
 from concertina.core.job import JobPhase
 from concertina.policies.base import Policy
@@ -38,8 +39,6 @@ TTL_SECONDS = 2.0  # of the office: whoever waits has it so long after its holde
 STORE_SECONDS = 1.0  # that one call to the store may take
 GAP_SECONDS = 0.2  # between two turns at least
 TICK_SECONDS = 1.0  # and at most
-NOTES_SECONDS = 5.0  # how old what is written about progress and plans may be
-STATUS_SECONDS = 2.0  # the same for the record of the cluster
 ANSWER_SECONDS = 120.0  # that an answer is kept
 STUCK_SECONDS = 30.0  # a controller whose turn takes longer gives its office up
 GOAL_MS = 60.0  # of a round; admissions wait for the next one where more would take longer
@@ -52,11 +51,7 @@ class Books:
 
     memory: Memory
     ended: dict[str, JobPhase]
-    written: dict[str, JobState]
-    written_s: dict[str, float]
-    nodes: dict[str, NodeState]
-    status: ClusterState | None
-    status_s: float = 0.0
+    written: Written
     admit_most: int = 20
     asked: set[str] = field(default_factory=set)  # asks that were answered; the mirror may still show them
 
@@ -162,15 +157,13 @@ class Controller:
             cluster = replace(cluster, going_down=False)
         cluster = replace(cluster, policy=self._policy_name, backend=self._backend.name, controller=self._name)
         live = {job: state for job, state in states.items() if not self._at_rest(state)}
+        notes = written_notes(live.values())
         with self._fresh_lock:
             self._fresh |= {job.id for job in self._mirror.jobs() if job.id not in states}
         return Books(
-            memory=Memory(cluster=cluster, live=live),
+            memory=Memory(cluster=cluster, live=live, notes=notes.levels, reserved=notes.reserved),
             ended={job: state.phase for job, state in states.items() if job not in live},
-            written=dict(live),
-            written_s={},
-            nodes={node.id: node for node in self._mirror.nodes()},
-            status=None,
+            written=Written(states=dict(live)),
         )
 
     def _at_rest(self, state: JobState) -> bool:
@@ -185,7 +178,8 @@ class Controller:
         decision = decide(books.memory, facts, self._policy)
         decided_ms = (time.perf_counter() - begun) * 1000
         self._pace(books, decision, decided_ms)
-        self._write(store, leadership, books, decision, facts, decided_ms)
+        written_ms = self._write(store, leadership, books, decision, facts)
+        self._count(books, decision, decided_ms, written_ms)
         for job in decision.start:
             self._backend.start_keeper(job, books.memory.live[job].attempt)
         for job in decision.end:
@@ -248,6 +242,15 @@ class Controller:
             return ""
         return kind_of(request, self._scripts[key])
 
+    def _count(self, books: Books, decision: Decision, decided_ms: float, written_ms: float) -> None:
+        """For people and Prometheus; written with the next record of the cluster."""
+        cluster = replace(books.memory.cluster, at_s=round(time.time(), 3))
+        if decision.round:
+            cluster = replace(
+                cluster, rounds=cluster.rounds + 1, round_ms=round(decided_ms, 2), write_ms=round(written_ms, 2)
+            )
+        books.memory = replace(books.memory, cluster=cluster)
+
     def _pace(self, books: Books, decision: Decision, decided_ms: float) -> None:
         """As many admissions a round as fit into its time."""
         if decision.round:
@@ -258,81 +261,23 @@ class Controller:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def _write(
-        self,
-        store: Store,
-        leadership: Leadership,
-        books: Books,
-        decision: Decision,
-        facts: Facts,
-        decided_ms: float,
-    ) -> None:
-        begun = time.perf_counter()
-        memory = decision.memory
-        important = _essence(memory.cluster) != _essence(books.status)
-        if important:  # before the states: it says which asks were done
-            self._put_status(leadership, books, memory.cluster)
-        for node in decision.nodes:
-            if books.nodes.get(node.id) != node:
-                leadership.put_fenced(keys.NODES + node.id, dump(node))
-                books.nodes[node.id] = node
-        for curve in decision.curves:
-            leadership.put_fenced(keys.CURVES + curve.key, dump(curve))
-        for job, state in {**memory.live, **decision.states}.items():
-            self._put_state(leadership, books, job, state)
-        self._reply(store, leadership, books, decision, facts)
+    def _write(self, store: Store, leadership: Leadership, books: Books, decision: Decision, facts: Facts) -> float:
+        """Milliseconds that it took. Whatever was not written when this breaks is decided again by whoever is next."""
+        begun = time.monotonic()
+        lease = store.grant(ANSWER_SECONDS) if decision.replies else None
+        for write in books.written.todo(decision, facts.asks, begun):
+            if write.record is None:
+                leadership.delete_fenced(write.key)
+            else:
+                leadership.put_fenced(write.key, dump(write.record), lease=lease if write.leased else None)
+            books.written.done(write, begun)
+        shown = {ask.id for ask in self._mirror.asks()}
+        books.asked = (books.asked & shown) | {ask.id for ask in facts.asks}
         for job in decision.at_rest:
-            books.ended[job] = decision.states[job].phase if job in decision.states else books.memory.live[job].phase
-            books.written.pop(job, None)
-            books.written_s.pop(job, None)
-        spent_ms = (time.perf_counter() - begun) * 1000
-        if decision.round:
-            counted = replace(
-                memory.cluster,
-                rounds=memory.cluster.rounds + 1,
-                round_ms=round(decided_ms, 2),
-                write_ms=round(spent_ms, 2),
-            )
-            memory = replace(memory, cluster=counted)
-        books.memory = memory
-        if time.monotonic() - books.status_s > STATUS_SECONDS:
-            self._put_status(leadership, books, memory.cluster)
-
-    def _put_status(self, leadership: Leadership, books: Books, cluster: ClusterState) -> None:
-        leadership.put_fenced(keys.CLUSTER, dump(replace(cluster, at_s=round(time.time(), 3))))
-        books.status, books.status_s = cluster, time.monotonic()
-
-    def _put_state(self, leadership: Leadership, books: Books, job: str, state: JobState) -> None:
-        """What matters at once; what only tells progress and plans, every few seconds."""
-        before = books.written.get(job)
-        if before is state or before == state:
-            return
-        now = time.monotonic()
-        young = now - books.written_s.get(job, 0.0) < NOTES_SECONDS or not state.slots
-        if young and before is not None and _decided(before) == _decided(state):
-            return
-        leadership.put_fenced(keys.STATES + job, dump(state))
-        books.written[job], books.written_s[job] = state, now
-
-    def _reply(self, store: Store, leadership: Leadership, books: Books, decision: Decision, facts: Facts) -> None:
-        if decision.replies:
-            lease = store.grant(ANSWER_SECONDS)
-            for reply in decision.replies:
-                leadership.put_fenced(keys.ANSWERS + reply.id, dump(reply), lease=lease)
-        books.asked = {ask.id for ask in self._mirror.asks() if ask.id in books.asked}
-        for ask in facts.asks:
-            books.asked.add(ask.id)
-            leadership.delete_fenced(keys.ASKS + ask.id)
-
-
-def _essence(cluster: ClusterState | None) -> ClusterState | None:
-    """Without what only counts."""
-    return None if cluster is None else replace(cluster, rounds=0, round_ms=0.0, write_ms=0.0, at_s=0.0)
-
-
-def _decided(state: JobState) -> JobState:
-    """Without what changes all the time and can be found out again."""
-    return replace(state, done=0.0, service_s=0.0, executed_s=0.0, settled_s=0.0, level=0, stamp=0.0, reserved=())
+            books.ended[job] = (decision.states.get(job) or books.memory.live[job]).phase
+            books.written.forget(job)
+        books.memory = decision.memory
+        return (time.monotonic() - begun) * 1000
 
 
 def main(store: str, state_dir: Path, slots: int = 0, policy: str = "concertina") -> int:

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from types import FrameType
@@ -29,7 +30,7 @@ from concertina.cluster.codec import load
 from concertina.cluster.keeper_book import JobBook
 from concertina.cluster.keeper_job import Ending, KeptJob, Outcome, settings_of
 from concertina.cluster.keeper_link import StoreLink
-from concertina.cluster.keeper_start import LOCK, end_holders, job_folder, me, take_lock
+from concertina.cluster.keeper_start import HERE_ONLY, LOCK, end_holders, job_folder, me, take_lock
 from concertina.cluster.records import Activity, ClusterState, JobRequest, JobSeen, JobState, NodeState
 from concertina.core.errors import StoreError, UsageError
 from concertina.core.messages import EXIT_USAGE
@@ -114,9 +115,15 @@ def _read(store: Store, job: str) -> Task | None:
 
 
 def open_backend(kind: str, log_dir: Path, lock: int) -> WorkerBackend:
-    if kind != "local":
-        raise UsageError(f"backend {kind!r} is not known to this keeper: needed 'local'")
-    return LocalBackend.open(log_dir, threads=1, hold=(lock,))
+    if kind == "local":
+        return LocalBackend.open(log_dir, threads=1, hold=(lock,))
+    try:
+        found: WorkerBackend = import_module(f"concertina.backends.{kind}").open_backend(
+            log_dir, threads=1, hold=(lock,)
+        )
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise UsageError(f"backend {kind!r} can not be used ({error}): use 'local', or install what it needs") from None
+    return found
 
 
 class Office:
@@ -258,4 +265,6 @@ def go_to(folder: str) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if os.environ.get("PYTHONSAFEPATH") == HERE_ONLY:
+        del os.environ["PYTHONSAFEPATH"]
     sys.exit(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])))

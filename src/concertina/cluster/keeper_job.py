@@ -1,10 +1,12 @@
 """One job under its keeper, from start to end: carries out what `keeper_plan` decides on a `runner.Run`."""
 
+import contextlib
+import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -86,7 +88,10 @@ class KeptJob:
         settings = settings_of(request, folder, len(state.slots))
         book.step = book.checkpoint_step = _step_of(settings.resume)
         self._target = settings.workers
+        before = list(told_before(folder / "events.jsonl"))
+        self._say("run_started", step=book.step, workers=settings.workers)
         self.run = Run(settings, self._note, backend, self._seat)
+        self.run.recall(before)
 
     def __enter__(self) -> "KeptJob":
         return self
@@ -113,7 +118,8 @@ class KeptJob:
         if state.order != self._state.order:
             self._avoided = frozenset()
         self._state = state
-        self._slots = tuple(s for s in state.slots if s not in self._avoided) or state.slots
+        slots = tuple(s for s in state.slots if s not in self._avoided) or state.slots
+        self._slots = slots[: self._request.virtual]
         occupied = {seat.slot for seat in self.run.seats.values()}
         self._taken = {s: self._taken.get(s, now) for s in occupied if s not in self._slots}
 
@@ -279,6 +285,18 @@ def settings_of(request: JobRequest, folder: Path, workers: int) -> RunSettings:
         scaling=request.scaling,
         run_dir=folder,
     )
+
+
+RECALLED = tuple(f'"event": "{kind}"' for kind in ("run_started", "samples", "training", "generation_started"))
+
+
+def told_before(events: Path) -> Iterator[dict[str, Any]]:
+    """What of the story so far belongs into the report of the whole job; a torn line is none."""
+    with contextlib.suppress(FileNotFoundError), events.open(errors="replace") as file:
+        for line in file:
+            if any(kind in line for kind in RECALLED):
+                with contextlib.suppress(ValueError):
+                    yield json.loads(line)
 
 
 def _newest(checkpoints: Path) -> Path | None:

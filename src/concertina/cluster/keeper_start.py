@@ -17,6 +17,7 @@ from concertina.core.errors import UsageError
 LOCK = "keeper.lock"
 OURS = (b"concertina.cluster.keeper", b"concertina.runtime.nursery")  # in the command lines of what may hold a lock
 LOOK_SECONDS = 0.05
+HERE_ONLY = "keeper"  # marks what holds for the keeper alone: the job's own processes begin like any other
 SECRETS = ("CONCERTINA_TOKEN",)  # of whoever started the cluster: nothing for a job
 
 
@@ -31,7 +32,7 @@ def start_keeper(store: str, state_dir: Path, job: str, attempt: int) -> int:
     """Starts a keeper that outlives us; its pid. Whether it came into office is in the store."""
     folder = job_folder(state_dir, job)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-P", "-m", "concertina.cluster.keeper", store, str(state_dir), job, str(attempt)]
+    command = [sys.executable, "-m", "concertina.cluster.keeper", store, str(state_dir), job, str(attempt)]
     with (folder / "logs" / "keeper.log").open("ab") as log:
         process = subprocess.Popen(
             command,
@@ -47,8 +48,9 @@ def start_keeper(store: str, state_dir: Path, job: str, attempt: int) -> int:
 
 
 def environment(environ: Mapping[str, str], here: Path) -> dict[str, str]:
-    """A keeper's: without secrets, and good in any folder."""
-    env = {name: value for name, value in environ.items() if name not in SECRETS}
+    """A keeper's: without secrets, good in any folder, and so that it imports nothing from the one it starts in."""
+    env = {"PYTHONSAFEPATH": HERE_ONLY}
+    env |= {name: value for name, value in environ.items() if name not in SECRETS}
     if "PYTHONPATH" in env:
         env["PYTHONPATH"] = os.pathsep.join(str(here / part) for part in env["PYTHONPATH"].split(os.pathsep) if part)
     return env

@@ -7,10 +7,20 @@ from concertina.cluster.curves import LiveCurves, kind_of
 from concertina.cluster.mirror import Job, Mirror
 from concertina.cluster.records import Curve, JobRequest, JobState
 from concertina.cluster.settle import known_work
-from concertina.cluster.views import ASSUMED_SECONDS, Live, live_policy, readable, snapshot_of, spec_of
+from concertina.cluster.views import (
+    ASSUMED_SECONDS,
+    Live,
+    live_policy,
+    readable,
+    snapshot_of,
+    spec_of,
+    total_slots,
+    written_notes,
+)
 from concertina.core.cluster import Snapshot
 from concertina.core.job import JobSpec
-from concertina.questions import Basis, Eta, Quote, QuestionError, eta, quote, why
+from concertina.policies.round import GANGS
+from concertina.questions import Basis, Eta, QuestionError, Quote, eta, quote, why
 from concertina.simulator.overhead import OVERHEADS
 
 DAY_SECONDS = 86_400.0
@@ -34,13 +44,15 @@ def moment_now(mirror: Mirror, now: float, *, budget_ms: float = 300.0) -> Momen
     jobs = mirror.jobs()
     live = [Live(request=j.request, state=j.state, seen=j.seen) for j in jobs if not j.state.phase.is_end]
     shown = [job for job in live if job.state.profiling or job.state.curve in stored]
-    snapshot = snapshot_of(shown, nodes, stored, now)
+    slots = total_slots(nodes)
+    policy = live_policy(cluster.policy)
+    specs = {job.id: spec_of(job, stored, slots, gang=policy.admission in GANGS) for job in shown}
+    snapshot = snapshot_of(shown, specs, nodes, written_notes(job.state for job in shown), now)
     if snapshot is None:
         raise QuestionError("the cluster has no slots: ask again when a node is there")
     own = {job.id: job.state.speeds for job in shown if job.state.speeds}
-    slots = snapshot.cluster.slots
     basis = Basis(
-        policy=live_policy(cluster.policy),
+        policy=policy,
         curves=LiveCurves({**stored, ASSUMED: _assumed()}, own, slots),
         overhead=OVERHEADS["concertina"],
         past=past_of(jobs, stored, slots, now),
@@ -102,7 +114,12 @@ def quote_now(mirror: Mirror, request: JobRequest, script: bytes, now: float) ->
     work = known_work(request.steps, known.total_steps if known else 0)
     measured = known is not None and work is not None
     state = JobState(id=request.id, curve=kind if known else ASSUMED, work=work if known else ASSUMED_SECONDS)
-    spec = spec_of(Live(request=request, state=state), stored, here.snapshot.cluster.slots)
+    spec = spec_of(
+        Live(request=request, state=state),
+        stored,
+        total_slots(mirror.nodes()),
+        gang=here.basis.policy.admission in GANGS,
+    )
     found = quote(here.snapshot, spec, here.basis)
     reason = readable(found.reason)
     if not measured:

@@ -87,6 +87,7 @@ class JobState:
     speeds: dict[int, float] = field(default_factory=dict)  # of this very job, as the policy is told (steps/s)
     failures: int = 0  # keepers that ended without being asked to, since it last made progress
     failed_at: float = 0.0  # the step at which that was
+    unheard: int = 0  # keepers in a row that never said a word
     profiled_s: float | None = None  # when its first speed was measured, while it is being measured
     exit: int | None = None
     error: str = ""

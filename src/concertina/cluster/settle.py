@@ -12,6 +12,8 @@ from concertina.core.job import JobPhase
 PATIENT_SECONDS = 5.0  # for a keeper to leave a slot that somebody of this cluster waits for
 HURRIED_SECONDS = 2.0  # and one that was reclaimed: by force if need be
 HISTORY = 100  # lines kept of a job's story
+MOST_UNHEARD = 20  # the same, of those that never said a word: a controller may have died before it started one
+MOST_PAUSE_SECONDS = 30.0
 MOST_FAILURES = 3  # keepers that may vanish in a row without any progress between them
 STUBBORN_SECONDS = 60.0  # a keeper that was told to end has so long
 PAUSE_SECONDS = 1.0  # between two attempts at least, doubled with each failure
@@ -122,9 +124,10 @@ def need(job: Live, now: float, *, gone: bool, registered: bool) -> Need:
         vanished = gone and state.attempt > 0 and not keeper_is_over(state, job.seen, gone=False)
         if not vanished:
             return Need.START
-        if now < state.attempt_s + PAUSE_SECONDS * 2**state.failures:
+        failures = state.unheard if unheard(job) else _failures(state)
+        if now < state.attempt_s + min(PAUSE_SECONDS * 2**failures, MOST_PAUSE_SECONDS):
             return Need.NOTHING
-        return Need.FAIL if _failures(state) >= MOST_FAILURES else Need.RESTART
+        return Need.FAIL if failures >= (MOST_UNHEARD if unheard(job) else MOST_FAILURES) else Need.RESTART
     told = now - (state.history[-1].at_s if state.history else now)
     stubborn = not wanted and registered and told > STUBBORN_SECONDS
     return Need.END if stubborn else Need.NOTHING
@@ -140,8 +143,16 @@ def restarted(state: JobState, now: float) -> JobState:
     return replace(state, attempt=state.attempt + 1, attempt_s=now, settled_s=state.settled_s or now)
 
 
-def vanished(state: JobState, now: float) -> JobState:
+def unheard(job: Live) -> bool:
+    """Whether its last keeper never said a word."""
+    return job.seen is None or job.seen.attempt < job.state.attempt
+
+
+def vanished(job: Live, now: float) -> JobState:
     """The same, with the failure noted."""
+    state = job.state
+    if unheard(job):
+        return replace(restarted(state, now), unheard=state.unheard + 1)
     failures = _failures(state) + 1
     line = Change(
         at_s=now,
@@ -149,10 +160,13 @@ def vanished(state: JobState, now: float) -> JobState:
         reason=f"its keeper vanished at step {state.done:.0f}; it is started again (failure {failures})",
         step=int(state.done),
     )
-    state = replace(state, failures=failures, failed_at=max(state.done, state.failed_at), reason=line.reason)
-    return replace(restarted(state, now), history=(*state.history, line)[-HISTORY:])
+    state = replace(state, failures=failures, failed_at=max(state.done, state.failed_at), unheard=0)
+    return replace(restarted(state, now), reason=line.reason, history=(*state.history, line)[-HISTORY:])
 
 
-def given_up(state: JobState, now: float) -> JobState:
-    error = f"its keeper vanished {state.failures + 1} times without progress beyond step {state.failed_at:.0f}"
+def given_up(job: Live, now: float) -> JobState:
+    state = job.state
+    error = f"its keeper vanished {_failures(state) + 1} times without progress beyond step {state.failed_at:.0f}"
+    if unheard(job):
+        error = f"its keeper was started {state.unheard + 1} times and never said a word; see its logs/keeper.log"
     return replace(change(state, now, f"it failed: {error}", phase=JobPhase.FAILED), error=error)

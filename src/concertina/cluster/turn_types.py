@@ -14,7 +14,7 @@ from concertina.cluster.records import (
     Reply,
     User,
 )
-from concertina.core.job import JobPhase
+from concertina.core.job import JobPhase, JobSpec, Reserved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,11 @@ class Memory:
 
     cluster: ClusterState
     live: Mapping[str, JobState] = field(default_factory=dict)  # jobs that have not ended, or still have processes
+    notes: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # the policy's, by job: level and stamp
+    reserved: Mapping[str, Reserved] = field(default_factory=dict)  # the policy's plans, by job
+    specs: Mapping[str, tuple[JobState, JobSpec]] = field(default_factory=dict)  # as made of which state
     usable: frozenset[str] = frozenset()  # slots, as of the last round
     free: frozenset[str] = frozenset()
-    kinds: int = 0  # curves known then
     dirty: bool = True  # a round is due whatever happened
     round_s: float = 0.0  # of the last one
     wake_s: float | None = None  # when the policy wants the next one
@@ -65,7 +67,7 @@ class Decision:
     """What a turn has decided."""
 
     memory: Memory
-    changed: tuple[str, ...] = ()  # jobs whose state is another than before
+    states: Mapping[str, JobState] = field(default_factory=dict)  # those that are others than before
     at_rest: tuple[str, ...] = ()  # jobs that have ended and left nothing behind: not in `memory.live` any more
     nodes: tuple[NodeState, ...] = ()
     curves: tuple[Curve, ...] = ()  # to be stored
@@ -74,4 +76,3 @@ class Decision:
     end: tuple[str, ...] = ()  # jobs whose keeper does not end by itself
     lines: tuple[Line, ...] = ()
     round: bool = False  # whether the policy was asked
-    states: Mapping[str, JobState] = field(default_factory=dict)  # of the jobs in `changed`

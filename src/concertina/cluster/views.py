@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from concertina.cluster.curves import PROBE, PROBE_STEPS, LiveCurves, corrected
 from concertina.cluster.records import Curve, JobRequest, JobSeen, JobState, NodePhase, NodeState
 from concertina.cluster.slots import by_node, by_type, in_order
 from concertina.core.cluster import Cluster, Node, Snapshot
-from concertina.core.job import JobPhase, JobSpec, JobView
+from concertina.core.job import JobPhase, JobSpec, JobView, Reserved
 from concertina.policies.admission import on_terms
 from concertina.policies.base import Policy
 from concertina.policies.filling import ChangeCost
@@ -71,15 +71,21 @@ def cluster_of(nodes: Iterable[NodeState]) -> tuple[Cluster | None, frozenset[st
     return (Cluster(nodes=tuple(found)) if found else None), frozenset(down)
 
 
+def total_slots(nodes: Iterable[NodeState]) -> int:
+    """Of the whole cluster, down and lent ones included: what a job may ask for does not change by the minute."""
+    return sum(node.slots for node in nodes)
+
+
 def curves_of(jobs: Iterable[Live], stored: Mapping[str, Curve], slots: int) -> LiveCurves:
     own = {job.id: job.state.speeds for job in jobs if job.state.speeds}
     return LiveCurves(stored, own, max(slots, 1))
 
 
-def spec_of(job: Live, stored: Mapping[str, Curve], slots: int) -> JobSpec:
+def spec_of(job: Live, stored: Mapping[str, Curve], slots: int, *, gang: bool = False) -> JobSpec:
     """What the user asked for, in the policies' words; `slots` are those of the whole cluster.
 
-    Raises InvalidJobError if that makes no sense.
+    An elastic job asks for its fewest workers: that is its fair share, and what promises to others must leave it. A
+    policy that gives all or nothing (`gang`) is asked for the most. Raises InvalidJobError if that makes no sense.
     """
     request, state = job.request, job.state
     if state.profiling:
@@ -89,7 +95,7 @@ def spec_of(job: Live, stored: Mapping[str, Curve], slots: int) -> JobSpec:
         name=request.name,
         user=request.user,
         submit_s=request.submitted_s,
-        gpus=max(min(job.most, slots), job.fewest),
+        gpus=max(min(job.most, slots), job.fewest) if gang else job.fewest,
         model=state.curve,
         work=max(_work(job, stored), 1e-6),
         deadline_s=request.deadline_s,
@@ -129,8 +135,29 @@ def _work(job: Live, stored: Mapping[str, Curve]) -> float:
     return max(2 * state.done, state.done + least) - behind
 
 
-def view_of(job: Live, spec: JobSpec, type_of: Mapping[str, str]) -> JobView:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """What the policy wants to find again: newer than what is written in the jobs' states."""
+
+    levels: Mapping[str, tuple[int, float]]
+    reserved: Mapping[str, Reserved]
+
+    def of(self, job_id: str) -> tuple[int, float, Reserved]:
+        level, stamp = self.levels.get(job_id, (0, 0.0))
+        return level, stamp, self.reserved.get(job_id, ())
+
+
+def written_notes(states: Iterable[JobState]) -> Notes:
+    states = list(states)
+    return Notes(
+        levels={state.id: (state.level, state.stamp) for state in states},
+        reserved={state.id: state.reserved for state in states if state.reserved},
+    )
+
+
+def view_of(job: Live, spec: JobSpec, type_of: Mapping[str, str], notes: Notes) -> JobView:
     state = job.state
+    level, stamp, reserved = notes.of(job.id)
     slots: Sequence[str] = state.slots
     if state.profiling:  # what it has beyond its fewest is only borrowed while nobody else wants it
         slots = in_order(slots)[: job.fewest]
@@ -147,27 +174,26 @@ def view_of(job: Live, spec: JobSpec, type_of: Mapping[str, str]) -> JobView:
         waiting_since_s=None if slots else state.waiting_since_s or job.request.submitted_s,
         first_start_s=state.first_start_s,
         promised_s=state.promised_s,
-        level=state.level,
-        stamp=state.stamp,
-        reserved=state.reserved,
+        level=level,
+        stamp=stamp,
+        reserved=reserved,
     )
 
 
 def snapshot_of(
-    jobs: Iterable[Live], nodes: Sequence[NodeState], stored: Mapping[str, Curve], now: float
+    jobs: Sequence[Live],
+    specs: Mapping[str, JobSpec],
+    nodes: Sequence[NodeState],
+    notes: Notes,
+    now: float,
 ) -> Snapshot | None:
     """All that a round may know; None: there is no node. Jobs in order of submission."""
     cluster, down = cluster_of(nodes)
     if cluster is None:
         return None
     type_of = {node.id: node.device_type for node in nodes}
-    views = tuple(view_of(job, spec_of(job, stored, cluster.slots), type_of) for job in jobs)
+    views = tuple(view_of(job, specs[job.id], type_of, notes) for job in jobs)
     return Snapshot(now=now, cluster=cluster, jobs=views, down=down)
-
-
-def without(snapshot: Snapshot, job_ids: Iterable[str]) -> Snapshot:
-    left_out = set(job_ids)
-    return replace(snapshot, jobs=tuple(view for view in snapshot.jobs if view.spec.id not in left_out))
 
 
 def readable(sentence: str) -> str:

@@ -11,8 +11,8 @@ from concertina.core.errors import UnknownNameError
 from concertina.core.job import JobSpec
 from concertina.core.plan import Admitted, Rejected
 from concertina.policies.base import Policy
+from concertina.policies.counter import admit, sure
 from concertina.policies.fair_promise import admit_fairly
-from concertina.policies.promise import admit, sure
 from concertina.policies.scaling_curve import ScalingCurve
 from concertina.policies.table import Table, allowed_types
 from concertina.policies.terms import Terms

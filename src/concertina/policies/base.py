@@ -30,6 +30,8 @@ class Shares:
     """Row -> devices by type, for jobs that shall hold several types at once."""
     spots: Mapping[int, tuple[Spot, ...]] = field(default_factory=dict)
     """Row -> nodes, for jobs the policy itself has placed; the others are placed after it."""
+    moves: frozenset[int] = frozenset()
+    """Rows to be placed anew although they keep their number of devices: closer together they are faster."""
     level: Ints | None = None
     stamp: Floats | None = None
     """Notes to find in the table of the next round. None: as they were."""

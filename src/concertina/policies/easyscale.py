@@ -15,21 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 
 from concertina.policies.base import Shares
+from concertina.policies.easyscale_notes import FASTER, STUCK, Counts, held, pack, slower, stuck, unpack
+from concertina.policies.easyscale_speeds import Speeds
 from concertina.policies.fifo import waiting_rows
-from concertina.policies.mixed_speed import virtual_plan
 from concertina.policies.table import Floats, Ints, Table
-
-Counts = tuple[int, ...]
-"""Devices of each type."""
-
-_BITS = 10
-_STUCK = 1 << 62
-"""Flag in a job's note: it was slower with more at the time in `stamp`, and proposes nothing for a while."""
-_FASTER = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +37,8 @@ class EasyScalePolicy:
     """Whether a job may hold several device types at once."""
     most_waste: float = 0.3
     """Part of the devices' speed that a configuration may waste (the paper's 30 %)."""
+    least_gain: float = 1.1
+    """Product of two jobs' speedups that is worth letting them change places."""
     watch_s: float = 60.0
     """When to look whether a job that grew has become slower."""
     patience_s: float = 3600.0
@@ -55,6 +51,8 @@ class EasyScalePolicy:
         deal.fall_back()
         deal.start_waiting()
         deal.grant()
+        if self.mixes:
+            deal.exchange()
         return deal.shares()
 
     def explain(self, table: Table, row: int, before: int, after: int) -> str:
@@ -64,13 +62,15 @@ class EasyScalePolicy:
             return f"next in the queue; {asked} virtual workers start on {after} of up to {asked} devices"
         if after > before:
             return f"its speedup per device on {after} instead of {before} is the highest proposed"
-        if after < before and _slower(table, row):
+        if after < before and slower(table, row):
             return f"was slower on {before} devices than before: falls back to {after}"
+        if 0 < after < before and table.held.all():  # nobody waits for what it gives back
+            return f"is faster on {after} devices close together than on {before} far apart"
         if after < before:
             return f"gives borrowed devices back to jobs that wait and keeps {after}"
         if not after:
             return "every device is the only one of its job, and earlier jobs wait"
-        return f"no other free devices serve its {asked} virtual workers better than {after} of the type it gets"
+        return f"no other devices that it could have serve its {asked} virtual workers better than these {after}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +82,16 @@ class _Proposal:
     taken: int
     """Devices it takes that it does not hold."""
     per_device: float
-    """Relative speedup for each of them."""
-    speed: float
+    """Relative speedup for each of them; infinite if it takes none."""
+    left_s: float
+    """Time the job has left."""
 
     def before(self, other: _Proposal | None) -> bool:
-        """Algorithm 1's order: speedup, then devices; then order of submission."""
-        if other is None:
-            return True
-        mine, theirs = (self.per_device, self.taken, -self.row), (other.per_device, other.taken, -other.row)
-        return mine > theirs
+        """Algorithm 1's order: speedup; of equals, who has least left; then devices, then order of submission."""
+        return other is None or self._rank() > other._rank()
+
+    def _rank(self) -> tuple[float, float, int, int]:
+        return round(self.per_device, 9), -self.left_s, self.taken, -self.row
 
 
 class _Deal:
@@ -100,32 +101,20 @@ class _Deal:
         self.table = table
         self.policy = policy
         self.free = table.free()
-        self.now: dict[int, Counts] = _held(table)
+        self.now: dict[int, Counts] = held(table)
         """Configuration of each job with devices."""
         self.before = dict(self.now)
-        self.stuck = {row for row in self.now if _stuck(table, row, policy.patience_s)}
+        self.stuck = {row for row in self.now if stuck(table, row, policy.patience_s)}
         self.newly: list[int] = []
         """Jobs found slower in this round."""
-        self.speeds: dict[tuple[int, Counts], float] = {}
+        self.speeds = Speeds(table, policy.most_waste, self.before)
+        self.left_s = table.time_left().tolist()
 
     # -- what a configuration gives --------------------------------------------------------------------------
 
     def speed(self, row: int, counts: Counts) -> float:
         """Estimated iterations/s; 0 where the job can not run or too much would be wasted."""
-        key = (row, counts)
-        if key not in self.speeds:
-            self.speeds[key] = self._estimate(row, counts)
-        return self.speeds[key]
-
-    def _estimate(self, row: int, counts: Counts) -> float:
-        virtual = int(self.table.gpus[row])
-        found = virtual_plan(self.table.curves[row], virtual, self.table.types, counts)
-        if found is None:
-            return 0.0
-        # A job that holds a wasteful configuration (a node was lost) is slow, but it runs.
-        if found.waste_norm > self.policy.most_waste and counts != self.before.get(row):
-            return 0.0
-        return found.perf / virtual
+        return self.speeds.planned(row, counts)
 
     def most(self, row: int) -> int:
         """Devices it can use: one for each virtual worker."""
@@ -140,6 +129,7 @@ class _Deal:
         """Give a job this configuration."""
         for kind, (old, new) in enumerate(zip(self.now.get(row, self.none), counts, strict=True)):
             self.free[kind] += old - new
+        self.speeds.take(row, counts)
         if any(counts):
             self.now[row] = counts
         else:
@@ -164,10 +154,10 @@ class _Deal:
     def fall_back(self) -> None:
         """Whoever is slower than before its last growth goes back to what it had, if it still has it."""
         for row in np.flatnonzero((self.table.held > 0) & (self.table.stamp > 0)).tolist():
-            if row in self.now and _slower(self.table, row):
+            if row in self.now and slower(self.table, row):
                 self.newly.append(row)
                 self.stuck.add(row)
-                old = _unpack(int(self.table.level[row]), len(self.free))
+                old = unpack(int(self.table.level[row]), len(self.free))
                 if any(old) and all(a <= b for a, b in zip(old, self.now[row], strict=True)):
                     self.take(row, old)
 
@@ -179,7 +169,7 @@ class _Deal:
 
     def _start(self, row: int) -> bool:
         """Whether the next in the queue may have its turn."""
-        saved = dict(self.now), list(self.free)
+        saved, nodes = (dict(self.now), list(self.free)), self.speeds.save()
         while True:
             options = [(self.speed(row, counts), -i, counts) for i, counts in enumerate(self._least(row))]
             fits = [one for one in options if all(n <= free for n, free in zip(one[2], self.free, strict=True))]
@@ -193,6 +183,7 @@ class _Deal:
             }
             if not self._give_back(worth):
                 self.now, self.free = saved
+                self.speeds.restore(nodes)
                 return False
 
     def _least(self, row: int) -> Iterator[Counts]:
@@ -231,7 +222,7 @@ class _Deal:
     def grant(self) -> None:
         """Algorithm 1: the best proposal that can be satisfied, until there is none."""
         known: dict[int, _Proposal | None] = {}
-        while max(self.free, default=0) > 0:
+        while max(self.free, default=0) > 0 or self.speeds.by_nodes:
             best: _Proposal | None = None
             for row in self.now:
                 if row not in known or not self._satisfies(known[row]):
@@ -241,6 +232,9 @@ class _Deal:
                     best = found
             if best is None:
                 return
+            if not self._is_faster(best.row, best.counts):  # others have taken the place it would have had
+                known.pop(best.row)
+                continue
             more = any(a > b for a, b in zip(self.now[best.row], best.counts, strict=True))
             self.take(best.row, best.counts)
             if more:  # it released some: others may have better proposals now
@@ -258,29 +252,53 @@ class _Deal:
         if row in self.stuck:
             return None
         held = self.now[row]
-        now = self.speed(row, held)
+        now = self.speeds.placed(row, held, held)
         best: _Proposal | None = None
-        for counts in self._larger(row, held):
-            speed = self.speed(row, counts)
-            if speed > now * _FASTER:
+        for counts in self._others(row, held):
+            speed = self.speeds.placed(row, counts, held)
+            if speed > now * FASTER:
                 taken = sum(max(n - old, 0) for n, old in zip(counts, held, strict=True))
-                gain = (speed / now - 1) / taken if now > 0 else math.inf
-                proposal = _Proposal(row, counts, taken, gain, speed)
+                gain = (speed / now - 1) / taken if now > 0 and taken else math.inf
+                proposal = _Proposal(row, counts, taken, gain, self.left_s[row])
                 best = proposal if proposal.before(best) else best
         return best
 
-    def _larger(self, row: int, held: Counts) -> Iterator[Counts]:
-        """Configurations with more devices of one type, within what is free and what it can use."""
+    def _is_faster(self, row: int, counts: Counts) -> bool:
+        held = self.now[row]
+        return self.speeds.placed(row, counts, held) > self.speeds.placed(row, held, held) * FASTER
+
+    def _others(self, row: int, held: Counts) -> Iterator[Counts]:
+        """Configurations with more devices, within what is free and what it can use.
+
+        Of one type: more of its own, or as a whole to another; fewer, too, if it is spread over too many nodes.
+        """
         most, total = self.most(row), sum(held)
         for kind in self.kinds(row):
-            room = min(self.free[kind], most - held[kind])
+            own = held[kind]
+            room = min(self.free[kind], most - own)
+            alone = range(own + 1, own + room + 1)
+            if max(held) == total and self.speeds.spread_out(row, held):
+                alone = range(self.table.specs[row].min_workers or 1, own + room + 1)
+            for count in alone:
+                yield self._only(kind, count)
             if self.policy.mixes:
                 for more in range(1, room + 1):
                     yield self._without_slowest(row, held, kind, more, total + more - most)
-            else:
-                own = held[kind]  # 0 for another type than its own: it would move there as a whole
-                for more in range(1, room + 1):
-                    yield self._only(kind, own + more)
+        if self.policy.mixes:
+            yield from self._fastest_first(row, held, most)
+
+    def _fastest_first(self, row: int, held: Counts, most: int) -> Iterator[Counts]:
+        """For each number of devices the fastest there are, of whatever types."""
+        curve, types = self.table.curves[row], self.table.types
+        order = sorted(self.kinds(row), key=lambda k: -curve.speed(types[k], 1))
+        for total in range(sum(held) + 1, most + 1):
+            counts, rest = [0] * len(held), total
+            for kind in order:
+                counts[kind] = min(held[kind] + self.free[kind], rest)
+                rest -= counts[kind]
+            if rest:
+                return
+            yield tuple(counts)
 
     def _without_slowest(self, row: int, held: Counts, kind: int, more: int, surplus: int) -> Counts:
         """`more` devices of one type, less the slowest of the others where there would be too many."""
@@ -295,6 +313,37 @@ class _Deal:
         counts[kind] += more
         return tuple(counts)
 
+    def exchange(self) -> None:
+        """Let jobs on as many devices of one type each change places where that makes both together faster.
+
+        A device goes to the job that gains most by it: one that runs 2.45 times as fast on it before one that runs
+        1.55 times as fast.
+        """
+        alone: dict[int, dict[int, list[int]]] = {}
+        for row, counts in self.now.items():
+            if max(counts) == sum(counts):
+                alone.setdefault(max(counts), {}).setdefault(counts.index(max(counts)), []).append(row)
+        for count, by_kind in sorted(alone.items()):
+            for one, other in combinations(sorted(by_kind), 2):
+                self._swap(by_kind[one], by_kind[other], self._only(one, count), self._only(other, count))
+
+    def _swap(self, ones: list[int], others: list[int], here: Counts, there: Counts) -> None:
+        """Those that lose least by going there against those that gain most by coming here, or the other way round."""
+        going = sorted(ones, key=lambda row: (-self._change(row, here, there), row))
+        coming = sorted(others, key=lambda row: (-self._change(row, there, here), row))
+        for a, b in zip(going, coming, strict=False):
+            if self._change(a, here, there) * self._change(b, there, here) < self.policy.least_gain:
+                return
+            self.now[a], self.now[b] = there, here
+            ones[ones.index(a)], others[others.index(b)] = b, a
+
+    def _change(self, row: int, old: Counts, new: Counts) -> float:
+        """New speed in units of the old; 0 where it may not or can not."""
+        kind = new.index(max(new))
+        before = self.speed(row, old)
+        allowed = int(self.table.allowed[row]) >> kind & 1
+        return self.speed(row, new) / before if before > 0 and allowed else 0.0
+
     # -- the answer ------------------------------------------------------------------------------------------
 
     def shares(self) -> Shares:
@@ -302,7 +351,10 @@ class _Deal:
         table = self.table
         level, stamp = self._notes()
         wake = self._wake(level)
-        if self.now == self.before:
+        moves = frozenset(
+            row for row, counts in self.now.items() if counts == self.before.get(row) and self.speeds.moved_closer(row)
+        )
+        if self.now == self.before and not moves:
             return Shares(workers=table.held, level=level, stamp=stamp, wake_s=wake)
         n = len(table)
         workers, kind = np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64)
@@ -312,13 +364,15 @@ class _Deal:
             kind[row] = next(k for k, count in enumerate(counts) if count)
             if workers[row] != counts[kind[row]]:
                 splits[row] = counts
-        return Shares(workers=workers, kind=kind, splits=splits, level=level, stamp=stamp, wake_s=wake)
+        return Shares(
+            workers=workers, kind=kind, splits=splits, moves=moves, level=level, stamp=stamp, wake_s=wake
+        )  # fmt: skip
 
     def _wake(self, level: Ints | None) -> float | None:
         """When to look again at those that grew, and to ask those again that were slower for it."""
         now, times = self.table.now, []
         if level is not None and any(
-            0 < int(level[row]) < _STUCK for row in self.now if level[row] != self.table.level[row]
+            0 < int(level[row]) < STUCK for row in self.now if level[row] != self.table.level[row]
         ):
             times.append(now + self.policy.watch_s)
         newly = set(self.newly)
@@ -336,44 +390,8 @@ class _Deal:
         for row in changed:
             old, new = self.before.get(row, self.none), self.now.get(row, self.none)
             grew = any(old) and self.speed(row, new) > self.speed(row, old)
-            level[row] = _pack(old) if grew else 0
+            level[row] = pack(old) if grew else 0
             stamp[row] = float(self.table.speed[row]) if grew else 0.0
         for row in self.newly:
-            level[row], stamp[row] = _STUCK, self.table.now
+            level[row], stamp[row] = STUCK, self.table.now
         return level, stamp
-
-
-def _held(table: Table) -> dict[int, Counts]:
-    """Devices by type of every job that has some."""
-    none = [0] * len(table.types)
-    found: dict[int, Counts] = {}
-    for row in np.flatnonzero(table.held > 0).tolist():
-        split = table.splits.get(table.keys[row])
-        if split is None:
-            counts = list(none)
-            counts[int(table.kind[row])] = int(table.held[row])
-            split = tuple(counts)
-        found[row] = split
-    return found
-
-
-def _slower(table: Table, row: int) -> bool:
-    """Whether it runs slower now than before its last growth."""
-    before = float(table.stamp[row])
-    return 0 < int(table.level[row]) < _STUCK and float(table.speed[row]) < before / _FASTER
-
-
-def _stuck(table: Table, row: int, patience_s: float) -> bool:
-    """Whether it found out not long ago that more devices made it slower."""
-    return int(table.level[row]) >= _STUCK and table.now - float(table.stamp[row]) < patience_s
-
-
-def _pack(counts: Counts) -> int:
-    """A configuration as one number; 0 (none) where it does not fit into a note."""
-    if len(counts) * _BITS > 60 or max(counts) >= 1 << _BITS:
-        return 0
-    return sum(count << _BITS * kind for kind, count in enumerate(counts))
-
-
-def _unpack(note: int, types: int) -> Counts:
-    return tuple((note & ~_STUCK) >> _BITS * kind & (1 << _BITS) - 1 for kind in range(types))

@@ -15,10 +15,11 @@ import numpy as np
 
 from concertina.core.job import JobSpec
 from concertina.core.plan import Admitted, Rejected
+from concertina.policies.counter import Counter, admit
 from concertina.policies.fairness import FLOOR, fairness_of
-from concertina.policies.promise import Counter, Terms, admit
 from concertina.policies.scaling_curve import ScalingCurve
 from concertina.policies.table import Floats, Ints, Table
+from concertina.policies.terms import Terms
 
 MOST_WISHES = 100
 """Jobs without a promise that an admission looks at, those that fare worst: more would take too long."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -45,13 +46,19 @@ def rank_of(free: int) -> int:
     return free.bit_length() if free > 0 else 0
 
 
+@lru_cache(maxsize=64)
+def ranks_up_to(free: int) -> Ints:
+    """The rank of each number of devices, to look up many at once."""
+    return np.array([rank_of(count) for count in range(max(free, 0) + 1)], dtype=np.int64)
+
+
 class Ladder:
     """The sizes a job can have on one device type, by rank: rank r stands for 2^(r-1) devices.
 
     A rank that brings no speed over a lower one stands for the lower one.
     """
 
-    __slots__ = ("_by_count", "by_level", "counts", "levels", "pauses", "ranks", "speeds", "top")
+    __slots__ = ("_by_count", "by_level", "counts", "devices", "levels", "pauses", "ranks", "speeds", "top")
 
     def __init__(self, curve: ScalingCurve, kind: str, sizes: tuple[int, int], ranks: int, cost: ChangeCost):
         low, high = sizes
@@ -66,6 +73,7 @@ class Ladder:
         self.ranks: Ints = np.array(use, dtype=np.int64)
         """Rank -> the lowest rank that is as fast."""
         self.counts = counts
+        self.devices: Ints = np.array(counts, dtype=np.int64)
         self.speeds: Floats = np.array(speeds)
         self.pauses: Floats = np.array([cost.of(count) for count in counts])
         self.levels = sorted(set(use) - {0})
@@ -161,9 +169,10 @@ _EVER = 1e12
 class Profile:
     """Free devices of one type over time: `edges[i]` begins stretch i, the last one never ends."""
 
-    __slots__ = ("_edges", "_free", "_ranks", "_size")
+    __slots__ = ("_edges", "_free", "_rank_of", "_ranks", "_size")
 
     def __init__(self, now: float, free: int, room: int) -> None:
+        self._rank_of = ranks_up_to(free)
         self._edges: Floats = np.empty(room + 2)
         self._free: Ints = np.empty(room + 2, dtype=np.int64)
         self._ranks: Ints = np.empty(room + 2, dtype=np.int64)
@@ -174,7 +183,7 @@ class Profile:
         """One to try things on."""
         other = Profile.__new__(Profile)
         other._edges, other._free = self._edges.copy(), self._free.copy()
-        other._ranks, other._size = self._ranks.copy(), self._size
+        other._ranks, other._size, other._rank_of = self._ranks.copy(), self._size, self._rank_of
         return other
 
     def pieces(self) -> list[tuple[float, int]]:
@@ -189,32 +198,43 @@ class Profile:
         if ladder is None or not ladder.top or until <= now:
             return None
         k = int(self._edges[: self._size].searchsorted(until))
-        edges, ranks = self._edges[:k], self._ranks[:k]
+        lowest = int(self._ranks[:k].min())
+        return self._fill_flat(claim, kind, ladder, until, lowest) or self._fill_higher(
+            claim, kind, ladder, until, lowest, k
+        )
+
+    def _fill_flat(self, claim: Claim, kind: int, ladder: Ladder, until: float, lowest: int) -> Share | None:
+        """The lowest level in time of those that are free all along."""
+        now, need = float(self._edges[0]), claim.left / claim.pace
         held = claim.rank if claim.kind == kind else 0
-        need = claim.left / claim.pace
-        if k == 1:
-            reach = ladder.by_level[:, ranks[0]] * (until - now)
-        else:
-            lengths = np.empty(k)
-            np.subtract(edges[1:], edges[:-1], out=lengths[:-1])
-            lengths[-1] = until - edges[-1]
-            by_rank = np.bincount(ranks, lengths, len(ladder.ranks))
-            reach = ladder.by_level @ by_rank
-        lowest = int(ranks.min())
-        for index in np.flatnonzero(reach >= need).tolist():
-            level = ladder.levels[index]
+        for level in ladder.levels:
+            if level > lowest:
+                return None
             if level < claim.floor and level < ladder.top:
                 continue
-            if level <= lowest:
-                pause = claim.busy_s if held == level else float(ladder.pauses[level])
-                finish = now + pause + need / float(ladder.speeds[level])
-                if finish <= until:
-                    self._take_flat(finish, ladder.counts[level])
-                    return Share(kind, level, level, finish, ((now, level),))
-            else:
-                share = self._fill_uneven(claim, kind, level, level, until, k)
-                if share is not None:
-                    return share
+            pause = claim.busy_s if held == level else float(ladder.pauses[level])
+            finish = now + pause + need / float(ladder.speeds[level])
+            if finish <= until:
+                self._take_flat(finish, ladder.counts[level])
+                return Share(kind, level, level, finish, ((now, level),))
+        return None
+
+    def _fill_higher(self, claim: Claim, kind: int, ladder: Ladder, until: float, lowest: int, k: int) -> Share | None:
+        """The lowest level in time of the others, where there is less for a while."""
+        if ladder.top <= lowest:
+            return None
+        edges = self._edges[:k]
+        lengths = np.empty(k)
+        np.subtract(edges[1:], edges[:-1], out=lengths[:-1])
+        lengths[-1] = until - edges[-1]
+        reach = ladder.by_level @ np.bincount(self._ranks[:k], lengths, len(ladder.ranks))
+        for index in np.flatnonzero(reach >= claim.left / claim.pace).tolist():
+            level = ladder.levels[index]
+            if level <= lowest or (level < claim.floor and level < ladder.top):
+                continue
+            share = self._fill_uneven(claim, kind, level, level, until, k)
+            if share is not None:
+                return share
         return None
 
     def rush(self, claim: Claim, kind: int, until: float = math.inf) -> Share | None:
@@ -260,7 +280,7 @@ class Profile:
             return None
         finish, taken, runs = found
         end = self._split(finish)
-        self._free[:end] -= np.array(ladder.counts)[taken[:end] if end <= k else taken]
+        self._free[:end] -= ladder.devices[taken[:end] if end <= k else taken]
         self._rank(end)
         return Share(kind, level, runs[0][1], finish, runs)
 
@@ -300,8 +320,7 @@ class Profile:
         self._rank(end)
 
     def _rank(self, end: int) -> None:
-        # the exponent of the float is exact: device counts are far below 2^53
-        self._ranks[:end] = np.frexp(self._free[:end].astype(np.float64))[1]
+        self._rank_of.take(self._free[:end], out=self._ranks[:end], mode="clip")
 
     def _split(self, when: float) -> int:
         """Make `when` an edge; how many stretches end by then."""
@@ -313,7 +332,7 @@ class Profile:
             self._edges = np.concatenate((self._edges, self._edges))
             self._free, self._ranks = np.tile(self._free, 2), np.tile(self._ranks, 2)
         for column in (self._edges, self._free, self._ranks):
-            column[at + 1 : n + 1] = column[at:n].copy()
+            column[at + 1 : n + 1] = column[at:n]
         self._edges[at] = when
         self._free[at], self._ranks[at] = self._free[at - 1], self._ranks[at - 1]
         self._size = n + 1

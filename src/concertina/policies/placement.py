@@ -95,7 +95,7 @@ class Placer:
         if spots is None and self.migrate:
             spots, moves = self._make_room(kind, count)
         if spots is None:
-            spots = self._spread(kind, count)
+            spots = self.spread(kind, count)
         self.take(key, spots)
         return Placed(spots=spots, moves=moves)
 
@@ -144,7 +144,7 @@ class Placer:
         largest_first = sorted(by_rack.values(), key=len, reverse=True)
         return [node for nodes in largest_first for node in nodes][:wanted]
 
-    def _spread(self, kind: int, count: int) -> tuple[Spot, ...]:
+    def spread(self, kind: int, count: int) -> tuple[Spot, ...]:
         """Take from the nodes with most room first."""
         spots: list[Spot] = []
         for room in range(self._largest, 0, -1):

@@ -57,8 +57,8 @@ def changes(table: Table, shares: Shares) -> list[Change]:
         differs |= (wanted > 0) & (shares.kind != kind_now)
     found: list[Change] = []
     rows = np.flatnonzero(differs).tolist()
-    if shares.splits or table.splits:
-        rows = sorted({*rows, *_split_rows(table, shares)})
+    if shares.splits or table.splits or shares.moves:
+        rows = sorted({*rows, *_split_rows(table, shares), *shares.moves})
     for row in rows:
         before, after = int(held[row]), int(wanted[row])
         if row in shares.splits:
@@ -184,25 +184,37 @@ def _notes(table: Table, shares: Shares) -> dict[str, tuple[int, float]]:
 
 
 def _admit(snapshot: Snapshot, policy: Policy, curves: Curves) -> tuple[tuple[Admitted | Rejected, ...], Snapshot]:
+    """Answers to the jobs that admission has not looked at, one after the other, and the jobs that are there then.
+
+    One table for all: a job that is taken becomes its last row.
+    """
+    new = [view for view in snapshot.jobs if view.phase is JobPhase.SUBMITTED]
+    if not new:
+        return (), snapshot
     admit = rule_of(policy)
     slots = [snapshot.cluster.slots_of(kind) for kind in snapshot.cluster.types]
     known = [view for view in snapshot.jobs if view.phase is not JobPhase.SUBMITTED]
+    table = Table.from_snapshot(_with_jobs(snapshot, known), curves)
+    users = {name: i for i, name in enumerate(dict.fromkeys(view.spec.user for view in known))}
     answers: list[Admitted | Rejected] = []
-    for view in snapshot.jobs:
-        if view.phase is JobPhase.SUBMITTED:
-            table = Table.from_snapshot(_with_jobs(snapshot, known), curves)
-            answer = admit(view.spec, curves.of(view.spec)[0], slots, table)
-            answers.append(answer)
-            if isinstance(answer, Admitted):
-                known = [_planned(one, answer) for one in (*known, view)]
-    order = {view.spec.id: i for i, view in enumerate(snapshot.jobs)}
-    return tuple(answers), _with_jobs(snapshot, sorted(known, key=lambda view: order[view.spec.id]))
+    refused: set[str] = set()
+    for view in new:
+        curve, work = curves.of(view.spec)
+        answer = admit(view.spec, curve, slots, table)
+        answers.append(answer)
+        if isinstance(answer, Admitted):
+            table.add_view(len(table), view, curve, work, user=users.setdefault(view.spec.user, len(users)))
+            table.reserved.update(answer.reserved)
+        else:
+            refused.add(view.spec.id)
+    jobs = [_planned(view, table) for view in snapshot.jobs if view.spec.id not in refused]
+    return tuple(answers), _with_jobs(snapshot, jobs)
 
 
-def _planned(view: JobView, answer: Admitted) -> JobView:
-    """The job with what this admission has planned for it, if anything."""
-    found = answer.reserved.get(view.spec.id)
-    return view if found is None else replace(view, reserved=found)
+def _planned(view: JobView, table: Table) -> JobView:
+    """The job with what admission has planned for it."""
+    found = table.reserved.get(view.spec.id, ())
+    return view if found == view.reserved else replace(view, reserved=found)
 
 
 def _with_jobs(snapshot: Snapshot, jobs: list[JobView]) -> Snapshot:
@@ -249,7 +261,8 @@ def _actions(
             spots[other] = moved(held, old, new)
             found.append(_move(cluster, snapshot.jobs[other].spec.id, held, spots[other], job_id))
         spots[key] = after
-        found.append(_action(job_id, before, name_nodes(cluster, spots[key]), reason))
+        if sorted(before) != sorted(name_nodes(cluster, after)):
+            found.append(_action(job_id, before, name_nodes(cluster, after), reason))
     return tuple(found)
 
 

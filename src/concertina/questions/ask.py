@@ -11,6 +11,7 @@ from concertina.core.cluster import Snapshot
 from concertina.core.job import JobPhase, JobSpec, JobView
 from concertina.core.plan import Admitted, Rejected
 from concertina.policies.admission import rule_of
+from concertina.policies.round import surviving
 from concertina.policies.table import Table
 from concertina.questions.answers import Band, Delay, Eta, Quote
 from concertina.questions.arrivals import arrivals
@@ -62,7 +63,8 @@ class World:
     def run(self, *, draw: int | None, until: Collection[str], come: Sequence[JobSpec] = ()) -> Course:
         """One run; `draw` numbers the luck it has, None: none at all."""
         basis = self.basis
-        tracked = all(view.placement or not view.workers for view in self.snapshot.jobs)
+        # with few rounds, where on the nodes a job would lie is not known well enough to be worth its time
+        tracked = self.pace is None and all(view.placement or not view.workers for view in self.snapshot.jobs)
         setting = Setting(
             cluster=self.snapshot.cluster,
             policy=basis.policy,
@@ -82,20 +84,22 @@ class World:
         return (course.rows * row_us(self.basis) + course.changes * CHANGE_US) / 1000.0
 
     def futures(self, plain: Course, until: Collection[str], left_ms: float) -> list[Course]:
-        """The plain course, or as many with luck and newcomers as may be drawn."""
+        """The plain course, or as many with luck and newcomers as may be drawn; both where these are few."""
         basis, now = self.basis, self.snapshot.now
         if not basis.past and basis.noise == Noise():
             return [plain]
         last = max((plain.ends.get(name, now) for name in until or plain.ends), default=now)
         window_s = max(basis.window_s, last - now)
         most = int(self.run_ms * 1000.0 / (len(self.snapshot.jobs) * row_us(basis) * PER_ARRIVAL + CHANGE_US))
-        found: list[Course] = []
-        while len(found) < basis.runs and (left_ms > 0 or len(found) < FEWEST_FUTURES):
-            chance = random.Random(f"{basis.seed}/arrivals/{len(found)}")
+        found = [] if self.pace is None else [plain]
+        for draw in range(basis.runs - len(found)):
+            if left_ms <= 0 and len(found) >= FEWEST_FUTURES:
+                break
+            chance = random.Random(f"{basis.seed}/arrivals/{draw}")
             come = arrivals(basis.past, now, window_s, now + FURTHER * (last - now), most, chance)
-            found.append(self.run(draw=len(found), until=until, come=come))
+            found.append(self.run(draw=draw, until=until, come=come))
             left_ms -= self.cost_ms(found[-1])
-        return found
+        return found or [plain]
 
 
 def row_us(basis: Basis) -> float:
@@ -192,7 +196,7 @@ def _promise(snapshot: Snapshot, spec: JobSpec, basis: Basis) -> tuple[Admitted 
     curve, _ = basis.curves.of(spec)
     admit = rule_of(basis.policy)
     slots = [snapshot.cluster.slots_of(kind) for kind in snapshot.cluster.types]
-    table = Table.from_snapshot(_taken(snapshot), basis.curves)
+    table = Table.from_snapshot(surviving(_taken(snapshot), basis.policy, basis.curves), basis.curves)
     answer = admit(spec, curve, slots, table)
     hint = answer.earliest_s if isinstance(answer, Rejected) else None
     if hint is None and isinstance(answer, Rejected) and (spec.deadline_s is None or spec.soft):

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from concertina.core.cluster import Snapshot
 from concertina.core.job import JobPhase, JobSpec, JobView
 from concertina.policies.base import Policy, Shares
-from concertina.policies.round import Change
+from concertina.policies.placement import Spot
+from concertina.policies.round import GANGS, Change, surviving
 from concertina.policies.table import Floats, Table
-from concertina.questions.stand_in import GANGS, StandIn
+from concertina.questions.stand_in import StandIn
 from concertina.simulator.engine import Setting, Simulation
 from concertina.simulator.recorder import JobNotes
 
@@ -134,8 +135,9 @@ class Forward(Simulation):
         self._idle_since = snapshot.now
         self._late: list[Change] = []
         self._stand_in = StandIn(gang=self.policy.admission in GANGS)
+        self._index = {node.id: i for i, node in enumerate(snapshot.cluster.nodes)}
         self._lose_nodes(snapshot)
-        for view in snapshot.jobs:
+        for view in surviving(snapshot, self.policy, setting.curves).jobs:
             if view.phase is not JobPhase.SUBMITTED:
                 self._continue(view)
         self._used = self.recorder.used
@@ -143,7 +145,7 @@ class Forward(Simulation):
 
     def forward(self) -> Course:
         """Run to the end."""
-        self.run(lambda: 0.0, "forward")
+        self._play(lambda: 0.0)
         refused = {note.spec.id: note.reason for note in self.notes if note.phase is JobPhase.REJECTED}
         return Course(starts=self.starts, ends=self.ends, refused=refused, rows=self.rows, changes=self.changes)
 
@@ -177,22 +179,17 @@ class Forward(Simulation):
             note.start_s = now if view.first_start_s is None else view.first_start_s
         self.recorder.waiting += 1
         self.recorder.demand += spec.gpus
-        if view.workers and self._is_up(view):
+        if view.workers:
             self._hold(row, view)
-
-    def _is_up(self, view: JobView) -> bool:
-        """Whether all its devices are still there; a job on a lost node waits for others."""
-        down = {self.setting.cluster.nodes[node].id for node in self.cluster.down}
-        return not any(node in down for node, _ in view.placement)
 
     def _hold(self, row: int, view: JobView) -> None:
         table, cluster = self.table, self.cluster
         key = table.keys[row]
-        index = {node.id: i for i, node in enumerate(cluster.cluster.nodes)} if view.placement else {}
-        spots = tuple((index[node], count) for node, count in view.placement)
+        spots: tuple[Spot, ...] = ()
         if cluster.placer is not None:
+            spots = tuple((self._index[node], count) for node, count in view.placement)
             cluster.placer.take(key, spots)
-        cluster.spots[key] = spots if cluster.placer is not None else ()
+        cluster.spots[key] = spots
         table.hold(row, view.workers, nodes=len(spots) or None)
         self.notes[key].phase = JobPhase.RUNNING
         self.starts[view.spec.id] = table.now
@@ -237,6 +234,10 @@ class Forward(Simulation):
 
     def _close(self) -> None:
         """Nobody asks why those who are left do not go on."""
+
+    def _efficiency(self, row: int) -> float:
+        """Nor how well devices are used."""
+        return 0.0
 
     # -- jobs ------------------------------------------------------------------------------------------------
 

@@ -13,9 +13,6 @@ import numpy as np
 from concertina.policies.round import Change
 from concertina.policies.table import Bools, Floats, Ints, Table
 
-GANGS = ("fits", "promise-gang")
-"""Admission rules of policies that give a job what it asked for or nothing."""
-
 
 class StandIn:
     """An order among those who wait, and a size for those who may have any."""

@@ -8,10 +8,9 @@ from concertina.core.cluster import Snapshot
 from concertina.core.job import JobPhase, JobView
 from concertina.core.plan import Admitted
 from concertina.policies.admission import rule_of
-from concertina.policies.round import changes, observed
+from concertina.policies.round import GANGS, changes, observed, surviving
 from concertina.policies.table import Table
 from concertina.questions.basis import Basis, check_job
-from concertina.questions.stand_in import GANGS
 
 NAMED = 2
 """Jobs named as holders; the others are counted."""
@@ -19,12 +18,14 @@ NAMED = 2
 
 def why(snapshot: Snapshot, job_id: str, basis: Basis) -> str:
     """What this job waits for, or why it runs on as many devices as it does."""
-    view = snapshot.jobs[check_job(snapshot, job_id)]
+    at = check_job(snapshot, job_id)
+    snapshot = surviving(snapshot, basis.policy, basis.curves)
+    view = snapshot.jobs[at]
     if view.phase is JobPhase.SUBMITTED:
         return _submitted(snapshot, view, basis)
     known = replace(snapshot, jobs=tuple(v for v in snapshot.jobs if v.phase is not JobPhase.SUBMITTED))
     table = Table.from_snapshot(known, basis.curves)
-    if all(v.placement or not v.workers for v in known.jobs) and not _on_lost_nodes(known):
+    if all(v.placement or not v.workers for v in known.jobs):
         table.rooms, _ = observed(known, migrate=basis.placement == "buddy")
     row = known.jobs.index(view)
     wanted = {change.row: change.after for change in changes(table, basis.policy.allocate(table))}
@@ -36,11 +37,6 @@ def why(snapshot: Snapshot, job_id: str, basis: Basis) -> str:
     if held:
         return f"it runs on {_devices(held)}; {reason}"
     return f"it waits: {_lack(known, table, row, basis)}; {reason}"
-
-
-def _on_lost_nodes(snapshot: Snapshot) -> bool:
-    """Whether some job is still said to be where nothing is left."""
-    return any(node in snapshot.down for view in snapshot.jobs for node, _ in view.placement)
 
 
 def _submitted(snapshot: Snapshot, view: JobView, basis: Basis) -> str:

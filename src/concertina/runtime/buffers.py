@@ -68,6 +68,8 @@ class FlatBuffers:
 
     def adopt_reassigned(self) -> None:
         """Takes up buffers that user code replaced (`self.mean = new`) instead of changing in place."""
+        if not self._live and not self._modules:
+            return
         current = self._current()
         seen = {id(b) for module in self._modules for b in module._buffers.values() if b is not None}
         if len(seen) != len(self._live):

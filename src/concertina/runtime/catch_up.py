@@ -2,8 +2,9 @@
 
 The state changes at every step, so it cannot be copied as a whole while training goes on. It is copied in pieces, each
 between two steps; from then on the newcomer steps that piece along itself, with the very gradients and hyperparameters
-that the members' optimizers used, which it reads from their memory. The members do nothing for it but to say when. When
-all pieces are there and have been compared once, the newcomer is a step behind at most, whatever the size of the model.
+that the members' optimizers use, and at the same time: a member says so right before its optimizer acts. The gradients
+are taken from the members' memory, without a copy where it is shared. When all pieces are there and have been compared
+once, the newcomer is in step with the members, whatever the size of the model.
 
 Optimizers that treat every element alone are replayed on slices, all others on whole parameters. What cannot be
 replayed exactly shows in the comparison and is copied once more at the switch.
@@ -23,6 +24,7 @@ from concertina.runtime.desk import Desk
 from concertina.runtime.digest import bit_pattern
 from concertina.runtime.prepared import Prepared
 from concertina.runtime.state_map import all_params, make_room, read_memory
+from concertina.runtime.sums import OthersSums
 
 SLICE = 1 << 20  # elements; a multiple of every vector width, so that slices give the bits of the whole
 MOST_LAPSES = 30  # steps that may go by unseen before everything is left to the switch
@@ -42,13 +44,17 @@ ELEMENTWISE = (
 )
 
 
+# Steps of these never write to the gradients, which may be the members' own.
+LEAVES_GRADIENTS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+
+
 @dataclass(slots=True, eq=False)
 class Part:
     """One tensor's share of a piece: where it lies there, and here."""
 
     key: str  # empty: the parameter itself
     address: int
-    here: Tensor  # flat, the final memory; for single numbers, a tensor of the piece's own
+    here: Tensor  # flat, the final memory; single numbers of slices but the first have a tensor of their own
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +67,7 @@ class Piece:
     optimizer: int  # -1: no optimizer holds it
     group: int
     parts: list[Part]
-    scalars: list[tuple[str, Tensor]] = field(default_factory=list)  # single numbers, with their final memory
+    scalars: dict[str, torch.Size] = field(default_factory=dict)  # single numbers, with their shape
     version: int = -1  # steps that what we hold has seen; -1: nothing yet
     compared: bool = False
     exact: bool = True
@@ -75,16 +81,19 @@ class CatchUp:
         self._pid = pid
         self._desk = desk
         self._prepared = prepared
-        self.items = len(description["items"])
         self._params = all_params(prepared)
         self._pieces = _cut(prepared, description)
-        self._grads = [torch.empty_like(p).detach() for p in self._params]
+        self._grads: dict[int, Tensor] = {}  # copies of gradients, where they cannot be used where they lie
+        self._sums = OthersSums()
         self._replicas = [_replica(optimizer) for optimizer in prepared.optimizers]
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._next = 0
         self._lapses = 0
         self._by_copy = False
-        self._applied = desk.published
+        self._read = desk.noted  # notes that we have followed
+        self._applied = desk.clock // 2  # steps that are over
+        self._seen = (0, 0)  # a step that goes on, and how many of its updates we have made
+        self._unreadable = 0  # the last step with an update that nobody else can make
         self.copied_bytes = 0
         self.replayed = 0
         self.differing = 0
@@ -100,28 +109,21 @@ class CatchUp:
         """Every piece is here, compared once, and as new as the member's; or there is no use in trying."""
         if self._by_copy:
             return True
-        return all(p.version >= self._applied and p.compared for p in self._pieces) and (
-            self._applied >= self._desk.published
-        )
+        return self._read >= self._desk.noted and all(p.version >= self._applied and p.compared for p in self._pieces)
 
     @property
     def version(self) -> int:
         return self._applied
 
     def work(self) -> bool:
-        """A few milliseconds of copying, or the replay of one step; False if there was nothing to do."""
-        published = self._desk.published
-        if self._by_copy:
-            self._applied = published
-            return False
-        if published > self._applied:
-            if published == self._applied + 1 and self._replay(published):
-                return True
-            self._lose_track(published)
+        """A few milliseconds of copying, or one update of the optimizers; False if there was nothing to do."""
+        if self.follow_note():
             return True
+        if self._by_copy or self._desk.clock % 2:
+            return False  # nothing can be read while the member's optimizers act
         until = time.monotonic() + WORK_SECONDS
         did = False
-        while time.monotonic() < until and self._desk.published == self._applied:
+        while time.monotonic() < until and self._desk.noted == self._read:
             piece = self._next_piece()
             if piece is None:
                 return did
@@ -131,6 +133,53 @@ class CatchUp:
             else:
                 self._compare(piece)
         return did
+
+    def follow_note(self) -> bool:
+        """Does what the member's next note says; False if there is none."""
+        if self._by_copy:
+            self._read, self._applied = self._desk.noted, self._desk.clock // 2
+            return False
+        if self._read >= self._desk.noted:
+            return False
+        note = self._desk.read_note(self._read + 1)
+        if note is None:
+            self._read, self._applied = self._desk.noted, self._desk.clock // 2
+            self._drop(self._pieces)
+            return True
+        self._read += 1
+        step = note["step"]
+        if self._seen[0] != step:
+            self._seen = (step, 0)
+        if "updates" in note:
+            self._end_step(step, note)
+        elif "grads" not in note:
+            self._unreadable = step
+        elif self._update(step, note):
+            self._seen = (step, self._seen[1] + 1)
+        return True
+
+    def _end_step(self, step: int, note: dict[str, Any]) -> None:
+        """What has seen every update of a step has seen the step, unless the gradients were changed meanwhile."""
+        live = [p for p in self._pieces if p.version == step - 1]
+        self._applied = step
+        if note["spoiled"] or self._seen != (step, note["updates"]):
+            self._drop(live)
+            hopeless = note["spoiled"] or self._unreadable == step
+            self._by_copy = self._by_copy or (hopeless and self._lapses > 1)
+            return
+        for piece in live:
+            piece.version = step
+        self.replayed += bool(live)
+
+    def _drop(self, pieces: list[Piece]) -> None:
+        """A step has gone by without these: what we hold of them is of no use any more."""
+        if not any(piece.version >= 0 for piece in pieces):
+            return
+        self._lapses += 1
+        if self._lapses > MOST_LAPSES:
+            self._by_copy = True  # everything at the switch, then
+        for piece in pieces:
+            piece.version = -1
 
     def _next_piece(self) -> Piece | None:
         """The next one to copy, or else to compare."""
@@ -143,17 +192,6 @@ class CatchUp:
             if not self.copied_at:
                 self.copied_at = time.monotonic()
         return None
-
-    def _lose_track(self, published: int) -> None:
-        """A step has gone by without us: what we hold is of no use any more."""
-        self._lapses += 1
-        if self._lapses > MOST_LAPSES or (self._lapses > 1 and not self._desk.meta(published).get("readable", False)):
-            self._by_copy = True  # everything at the switch, then
-            return
-        for piece in self._pieces:
-            if piece.version < published:
-                piece.version = -1
-        self._applied = published
 
     def _copy(self, piece: Piece) -> None:
         clock = self._desk.clock
@@ -201,44 +239,47 @@ class CatchUp:
         whole = (piece.lo, piece.hi) == (0, param.numel())
         leaf = param.detach() if whole else flat
         replica = self._replicas[piece.optimizer]
-        shapes = {key: final.shape for key, final in piece.scalars}
         for key, here in by_key.items():
-            if key in shapes:
-                here = here.reshape(shapes[key])
+            if key in piece.scalars:
+                here = here.view(piece.scalars[key])
             elif whole and here.numel() == leaf.numel():
                 here = here.as_strided(leaf.size(), leaf.stride(), here.storage_offset())
             replica.state[leaf][key] = here
         replica.param_groups[piece.group]["params"].append(leaf)
         piece.leaf = leaf
 
-    def _replay(self, step: int) -> bool:
-        """Applies one step to every piece that has seen the one before; False if the gradients were gone too soon."""
-        meta = self._desk.meta(step)
-        live = [p for p in self._pieces if p.version == step - 1]
-        if not meta.get("readable", False):
-            return not live
-        stepped: dict[str, Any] = meta["optimizers"]
-        needed = {p.param for p in live if str(p.optimizer) in stepped}
-        addresses = meta["grads"]
-        for i in needed:
-            if addresses[i]:
-                read_memory(self._pid, addresses[i], self._grads[i])
-        if self._desk.overwritten > step or self._desk.published != step:
+    def _update(self, step: int, note: dict[str, Any]) -> bool:
+        """Does what an optimizer of the member does; False if its gradients may have changed meanwhile."""
+        k, addresses = note["optimizer"], dict(note["grads"])
+        live = [p for p in self._pieces if p.version == step - 1 and p.optimizer == k and p.param in addresses]
+        if not live:
+            return True
+        in_place = type(self._prepared.optimizers[k]) in LEAVES_GRADIENTS
+        grads = {i: self._gradient(i, addresses[i], note["shared"], in_place) for i in {p.param for p in live}}
+        if self._desk.overwritten > step:
             return False
-        for k, groups in stepped.items():
-            self._step(int(k), groups, [p for p in live if p.optimizer == int(k) and addresses[p.param]])
-        for piece in live:
-            piece.version = step
-        self._applied = step
-        self.replayed += 1
-        return True
+        self._step(k, note["groups"], live, grads)
+        return self._desk.overwritten <= step
 
-    def _step(self, k: int, groups: list[dict[str, Any]], pieces: list[Piece]) -> None:
+    def _gradient(self, i: int, address: int, shared: list[Any], in_place: bool) -> Tensor:
+        param = self._params[i].detach()
+        there = self._sums.find(shared, address, param)
+        if there is not None and in_place:
+            return there
+        if i not in self._grads:
+            self._grads[i] = torch.empty_like(param)
+        if there is not None:
+            self._grads[i].copy_(there)
+        else:
+            read_memory(self._pid, address, self._grads[i])
+        return self._grads[i]
+
+    def _step(self, k: int, groups: list[dict[str, Any]], pieces: list[Piece], grads: dict[int, Tensor]) -> None:
         replica = self._replicas[k]
         for group, values in zip(replica.param_groups, groups, strict=True):
             group.update(values)
         for piece in pieces:
-            grad, leaf = self._grads[piece.param], piece.leaf
+            grad, leaf = grads[piece.param], piece.leaf
             assert leaf is not None
             if leaf.numel() == grad.numel():
                 leaf.grad = grad
@@ -251,23 +292,22 @@ class CatchUp:
 
     # -- the switch --------------------------------------------------------------------------------------------------
 
-    def finish(self, step: int) -> int:
-        """The members have changed over after `step` and cannot go on without us: what is not as it should be is copied
-        now. Returns how many pieces that were."""
+    def reaches(self, step: int) -> bool:
+        """Follows on; whether the member's `step` is over and what it did is done here as well as it can be."""
+        while self.follow_note():
+            pass
         if self._by_copy:
-            for piece in self._pieces:
-                piece.version = -1
-        elif self._applied == step - 1 and self._desk.published == step:
-            self._replay(step)
-        late = [p for p in self._pieces if p.version != step or not p.exact]
+            return self._desk.clock >= 2 * step and self._desk.clock % 2 == 0
+        return self._applied >= step
+
+    def finish(self, step: int) -> int:
+        """The members have changed over after `step`, which we have reached, and cannot go on without us: what is not
+        as it should be is copied now. Returns how many pieces that were."""
+        late = [p for p in self._pieces if self._by_copy or p.version != step or not p.exact]
         with torch.no_grad():
             for piece in late:
                 for part in piece.parts:
                     read_memory(self._pid, part.address, part.here)
-            for piece in self._pieces:
-                parts = {part.key: part.here for part in piece.parts}
-                for key, final in piece.scalars:
-                    final.copy_(parts[key].reshape(final.shape))
         return len(late)
 
 
@@ -303,9 +343,12 @@ def _cut(prepared: Prepared, description: dict[str, Any]) -> list[Piece]:
         for g, group in enumerate(o.param_groups)
         for p in group["params"]
     }
+    counting = {k for k, *_, value in description["others"] if value is not None}  # in plain numbers, unseen by us
     pieces = []
     for i, param in enumerate(params):
         optimizer, group = homes.get(id(param), (-1, -1))
+        if optimizer in counting:
+            optimizer, group = -1, -1
         tensors = of_param[i]
         sliceable = optimizer >= 0 and isinstance(prepared.optimizers[optimizer], ELEMENTWISE)
         sliceable = sliceable and all(t.numel() in (1, param.numel()) for _, _, t in tensors)
@@ -320,14 +363,15 @@ def _cut(prepared: Prepared, description: dict[str, Any]) -> list[Piece]:
 def _piece(
     i: int, lo: int, hi: int, optimizer: int, group: int, tensors: list[tuple[str, int, Tensor]], whole: int
 ) -> Piece:
-    parts, scalars = [], []
+    parts: list[Part] = []
+    scalars: dict[str, torch.Size] = {}
     for key, address, tensor in tensors:
         if tensor.numel() == whole and (whole > 1 or not key):
             part = _flat(tensor)[lo:hi]
             parts.append(Part(key, address + lo * tensor.element_size(), part))
-        elif tensor.numel() == 1:
-            parts.append(Part(key, address, torch.zeros(1, dtype=tensor.dtype)))
-            scalars.append((key, tensor))
+        elif tensor.numel() == 1:  # all slices count it on alike
+            parts.append(Part(key, address, tensor.view(1) if lo == 0 else torch.zeros(1, dtype=tensor.dtype)))
+            scalars[key] = tensor.shape
         else:  # of a shape of its own: such an optimizer is replayed on whole parameters
             parts.append(Part(key, address, tensor))
     return Piece(i, lo, hi, optimizer, group, parts, scalars)

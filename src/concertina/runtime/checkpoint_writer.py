@@ -51,6 +51,11 @@ class CheckpointWriter:
         self._idle.clear()
         self._jobs.put(Job(folder, in_memory(shared), dict(contexts), manifest))
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the last one is complete on disk."""
+        return self._idle.is_set()
+
     def check(self) -> None:
         """Raises what went wrong since the last call, if anything."""
         if self._failure is not None:

@@ -143,16 +143,17 @@ class LoaderOptions:
 
 
 class TaskList:
-    """The sampler of the shared DataLoader: the tasks of the coming pass."""
+    """The sampler of the shared DataLoader: the tasks of the coming pass, made as they are asked for."""
 
     def __init__(self) -> None:
-        self.tasks: list[Task] = []
+        self.make: Callable[[], Iterator[Task]] = lambda: iter(())
+        self.count = 0
 
     def __iter__(self) -> Iterator[Task]:
-        return iter(self.tasks)
+        return self.make()
 
     def __len__(self) -> int:
-        return len(self.tasks)
+        return self.count
 
 
 def batch_indices(sampler_indices: Sequence[int], batch_size: int, drop_last: bool) -> list[tuple[int, ...]]:
@@ -171,6 +172,7 @@ class Feed:
         self._collate = options.collate_fn or default_collate
         self._virtual = virtual
         self._orders: dict[tuple[int, int], list[int]] = {}  # by virtual worker and epoch
+        self._made_cuts: dict[tuple[int, int, CutPlan | None], list[tuple[int, ...]]] = {}  # of one epoch and plan
         self.samples = len(self._sampler(0))  # of one virtual worker in an epoch
         self.plan: CutPlan | None = None  # where batches are not all of `batch_size`
         self.batches_per_epoch = len(self._cut(0, 0))
@@ -199,9 +201,18 @@ class Feed:
     def get_ready(self, epoch: int, order: Sequence[int]) -> None:
         """Beside training, for virtual workers that are about to come here: long lists take a while to make."""
         for v in order:
-            self._order(v, epoch)
+            self._cut(v, epoch)
 
     def _cut(self, v: int, epoch: int) -> list[tuple[int, ...]]:
+        key = (v, epoch, self.plan)
+        found = self._made_cuts.get(key)
+        if found is None:
+            found = self._cut_anew(v, epoch)
+            kept = {k: cut for k, cut in self._made_cuts.items() if k[1:] == key[1:]}
+            self._made_cuts = {**kept, key: found}  # replaced as a whole: two threads may be here
+        return found
+
+    def _cut_anew(self, v: int, epoch: int) -> list[tuple[int, ...]]:
         order = self._order(v, epoch)
         if self.plan is not None:
             return [tuple(order[lo:hi]) for lo, hi in self.plan.bounds()]
@@ -242,17 +253,28 @@ class Feed:
         self._cuts = {v: self._cut(v, epoch) for v in order}
         if self.options.num_workers == 0:
             return
-        begun: set[Lane] = set()
-        self._tasks.tasks = []
-        for batch in range(first_batch, self.batches):
-            for v in order:
-                lane = (v, batch % self.options.num_workers)
-                start = None if lane in begun else self.lanes.get(lane) or LaneSeed()
-                begun.add(lane)
-                self._tasks.tasks.append(Task(lane, self._cuts[v][batch], self.base_seeds[v], start))
+        given = (tuple(order), self._cuts, dict(self.base_seeds), dict(self.lanes))  # as they are now
+        self._tasks.make = lambda: self._make_tasks(first_batch, *given)
+        self._tasks.count = (self.batches - first_batch) * len(order)
         if self._loader is None:
             self._loader = self._make_loader()
         self._iterator = iter(self._loader)
+
+    def _make_tasks(
+        self,
+        first: int,
+        order: Sequence[int],
+        cuts: dict[int, list[tuple[int, ...]]],
+        seeds: dict[int, int],
+        lanes: dict[Lane, LaneState],
+    ) -> Iterator[Task]:
+        begun: set[Lane] = set()
+        for batch in range(first, len(cuts[order[0]])):
+            for v in order:
+                lane = (v, batch % self.options.num_workers)
+                start = None if lane in begun else lanes.get(lane) or LaneSeed()
+                begun.add(lane)
+                yield Task(lane, cuts[v][batch], seeds[v], start)
 
     def _make_loader(self) -> Any:
         o = self.options
@@ -294,9 +316,14 @@ class Feed:
         self._iterator = None
         self._loader = None
 
+    def pack_key(self, v: int) -> int | None:
+        """What the part of virtual worker v's record is made of, if that is a single number."""
+        return None if self.lanes else self.base_seeds.get(v, -1)
+
     def pack_context(self, v: int, writer: ContextWriter) -> dict[str, Any]:
         """What of this loader belongs to virtual worker v, for its record on the desk."""
-        lanes = {lane[1]: pack_lane(writer, state) for lane, state in sorted(self.lanes.items()) if lane[0] == v}
+        mine = sorted((lane[1], state) for lane, state in self.lanes.items() if lane[0] == v) if self.lanes else ()
+        lanes = {j: pack_lane(writer, (id(self), j), state) for j, state in mine}
         return {"base_seed": self.base_seeds.get(v), "lanes": lanes}
 
     def unpack_context(self, v: int, state: dict[str, Any], reader: ContextReader) -> None:

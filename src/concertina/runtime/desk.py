@@ -14,10 +14,11 @@ from typing import Any
 from concertina.runtime.segments import Segment
 
 SLOTS = 4  # records kept per virtual worker
-META = 1 << 16  # bytes for what a follower needs of one step
-METAS = 4  # steps of it that are kept
+SMALL = 1 << 16  # bytes of a record that is remembered, so that it is not written again
+META = 1 << 16  # bytes for one note to those who follow
+METAS = 16  # of them that are kept
 
-_CLOCK, _PUBLISHED, _SWITCH_GENERATION, _SWITCH_STEP, _OVERWRITTEN, _CANNOT_READ = range(6)
+_CLOCK, _NOTED, _SWITCH_GENERATION, _SWITCH_STEP, _OVERWRITTEN, _CANNOT_READ = range(6)
 _PLACE = 8  # epoch, loader, pass, batch
 _HANDED = 16  # length of the address of the state handed over, and the address
 _DESCRIBED = 32  # generation it was made for, length of the address of a description of the state, and the address
@@ -37,6 +38,7 @@ class Desk:
         self._metas_at = 8 * (_WORDS + virtual * SLOTS * _SLOT_WORDS)
         self._records_at = self._metas_at + METAS * META
         self._written = [0] * virtual
+        self._holds: dict[int, bytes] = {}  # by place of a record: what was written there last
 
     @classmethod
     def create(cls, virtual: int, capacity: int) -> "Desk":
@@ -63,8 +65,11 @@ class Desk:
         head, at = self._head(v, slot), self._record(v, slot)
         self.words[head] = -1  # torn until the last line
         self.segment.push(8 * head, 8)
-        self.segment.memory[at : at + len(record)] = record
-        self.segment.push(at, len(record))
+        if self._holds.pop(at, None) is not record:
+            self.segment.memory[at : at + len(record)] = record
+            self.segment.push(at, len(record))
+        if len(record) <= SMALL:
+            self._holds[at] = record
         self.words[head + 1] = int(final)
         self.words[head + 2] = len(record)
         self.words[head + 3] = self._written[v]
@@ -161,25 +166,31 @@ class Desk:
         self.words[_OVERWRITTEN] = step
         self.segment.push(8 * _OVERWRITTEN, 8)
 
-    def publish(self, step: int, meta: Mapping[str, Any]) -> None:
-        """The gradients of `step`, as the optimizer takes them, lie where `describe` said."""
-        data = json.dumps(meta).encode()
+    def note(self, entry: Mapping[str, Any]) -> None:
+        """For those who follow: what an optimizer is about to do, or that a step is over. Has a `step`, at least."""
+        data = json.dumps(entry, separators=(",", ":")).encode()
         if len(data) + 8 > META:
-            data = json.dumps({"too_long": True}).encode()
-        at = self._metas_at + (step % METAS) * META
+            data = json.dumps({"step": entry["step"], "too_long": True}).encode()
+        number = self.words[_NOTED] + 1
+        at = self._metas_at + (number % METAS) * META
         self.segment.memory[at + 8 : at + 8 + len(data)] = data
         self.words[at // 8] = len(data)
         self.segment.push(at, 8 + len(data))
-        self.words[_PUBLISHED] = step
-        self.segment.push(8 * _PUBLISHED, 8)
+        self.words[_NOTED] = number
+        self.segment.push(8 * _NOTED, 8)
 
     @property
-    def published(self) -> int:
-        return self.words[_PUBLISHED]
+    def noted(self) -> int:
+        """How many notes there have been."""
+        return self.words[_NOTED]
 
-    def meta(self, step: int) -> dict[str, Any]:
-        at = self._metas_at + (step % METAS) * META
-        found: dict[str, Any] = json.loads(self.segment.memory[at + 8 : at + 8 + self.words[at // 8]])
+    def read_note(self, number: int) -> dict[str, Any] | None:
+        """None if it has been overwritten."""
+        at = self._metas_at + (number % METAS) * META
+        data = self.segment.memory[at + 8 : at + 8 + self.words[at // 8]]
+        if self.noted > number + METAS - 2:  # the next note but one may be in the making, over this one
+            return None
+        found: dict[str, Any] = json.loads(data)
         return found
 
     # -- the change to another generation ----------------------------------------------------------------------------

@@ -7,7 +7,6 @@ or at the beginning of a pass; each worker keeps its virtual workers' contexts o
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from concertina.runtime.digest import ParameterDigest
 from concertina.runtime.handover import hand_over
 from concertina.runtime.interrupts import Left
 from concertina.runtime.membership import Generation, Membership
+from concertina.runtime.prepared import Prepared
 from concertina.runtime.segments import Segment
-from concertina.runtime.state_map import describe, items
+from concertina.runtime.shown import Shown
 from concertina.runtime.virtual import VirtualEngine
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 STOP, CHECKPOINT, INTERRUPT = 0, 1, 2  # wishes; one worker's is everybody's
 WISHES = 3
-COMPARE_FIRST, COMPARE_EVERY = 16, 4  # steps whose parameters are compared between workers
+COMPARE_FIRST, COMPARE_EVERY = 16, 8  # steps whose parameters are compared between workers
 LOOK_FIRST, LOOK_EVERY = 8, 64  # steps at whose end contexts are looked at again
+PATIENT_LOOKS = 50  # at newcomers that are not in step yet
 HOLD_SECONDS = 120.0  # that a planned change may keep everybody waiting for newcomers
 
 
@@ -53,6 +54,7 @@ class Elastic:
         self._digest_step = 0
         self._previous: Generation | None = None  # kept until the first step of the present one counts
         self._handed: Segment | None = None
+        self._looked = 0  # at newcomers, in steps since the last change
         self._packed: dict[int, bytes] = {}
         self._late_draws = False  # the script draws random numbers after backward()
         self._looks_again = True  # at the end of this round
@@ -60,19 +62,29 @@ class Elastic:
         self.feeds: Callable[[], Sequence[Any]] = lambda: ()
         self.wishes: Callable[[], list[int]] = lambda: [0] * WISHES
         self.rest_of_state: Callable[[], dict[str, Any]] = dict
-        self.prepared: Any = None
-        self.step = 0
+        self._shown = Shown(engine, membership, desk)
         self.agreement: Agreement | None = None
-        self._described = 0  # the generation whose newcomers know where our state lies
-        self._described_at: list[int] = []
-        self._description: Segment | None = None
-        self._spoiled = False  # gradients of this step were overwritten after the update
-        self._stepped: dict[str, list[dict[str, Any]]] = {}  # optimizers of this step, with their hyperparameters
-        self._grads_at: dict[int, int] = {}  # parameter -> address of the gradient that was used
         self._joining: tuple[int, list[Desk]] = (0, [])  # for a main worker that leaves: generation, newcomers' desks
         self.sources: list[Desk] = []  # a newcomer's: of those who trained before it did
         self.point_batch = 0  # the batch to go on with from the last recovery point
         self.switched_at = 0.0
+
+    @property
+    def step(self) -> int:
+        """Steps that are complete."""
+        return self._shown.step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._shown.step = value
+
+    @property
+    def prepared(self) -> Prepared:
+        return self._shown.prepared
+
+    @prepared.setter
+    def prepared(self, value: Prepared) -> None:
+        self._shown.prepared = value
 
     @property
     def generation(self) -> Generation:
@@ -93,7 +105,7 @@ class Elastic:
 
     def agree(self, advances: bool, next_batch: int, steps: int) -> Agreement:
         """Meets the others. With `advances`, what this round did counts from here on; `steps` optimizer steps of it."""
-        self._membership.hold(self.step + steps, self._while_held)
+        self._membership.hold(self.step + steps, self._shown.while_held)
         self._wait_for_newcomers(self.step + steps)
         vote = self._vote(self.step + steps)  # before contexts are kept: with it, they are not final yet
         if advances:
@@ -105,6 +117,9 @@ class Elastic:
             self.point_batch = next_batch
             self._began_pass = False
             self._forget_previous()
+        if all(row == words for row in heard):  # as in nearly every step
+            self.agreement = Agreement(tuple(words[:WISHES]), vote)
+            return self.agreement
         self._compare_digests([row[WISHES + 1 :] for row in heard])
         votes = {row[WISHES] for row in heard}
         wishes = tuple(max(column) for column in list(zip(*heard, strict=True))[:WISHES])
@@ -117,6 +132,7 @@ class Elastic:
             return 0
         if not wanted.joiners or not self.is_main:
             return vote
+        self._looked += 1
         return vote if self._newcomers_follow() else 0
 
     def _wait_for_newcomers(self, step: int) -> None:
@@ -131,10 +147,16 @@ class Elastic:
             time.sleep(2e-4)
 
     def _newcomers_follow(self) -> bool:
-        """Whether every newcomer stands where we stand, at most a step behind: only then will nobody wait for it."""
+        """Whether every newcomer stands where we stand and has made every step: only then will nobody wait for it.
+
+        Where steps are so short that it never has when we look, a step behind will do.
+        """
         here = self._desk.place[:3]
         desks = self._joining_desks()
-        return desks is not None and all(desk.place[:3] == here and desk.clock >= 2 * (self.step - 1) for desk in desks)
+        behind = 0 if self._looked < PATIENT_LOOKS else 1
+        return desks is not None and all(
+            desk.place[:3] == here and desk.clock >= 2 * (self.step - behind) for desk in desks
+        )
 
     def _joining_desks(self) -> list[Desk] | None:
         """The newcomers' desks; None if one cannot be found. A main worker that leaves has not built with them."""
@@ -225,26 +247,32 @@ class Elastic:
 
     # -- changing over -----------------------------------------------------------------------------------------------
 
+    def announce(self, generation: int) -> None:
+        """First of all, since newcomers wait for it: the old generation is over, and here is the rest of its state."""
+        wanted = self._membership.wanted
+        assert wanted is not None
+        address = ""
+        if wanted.joiners and self.is_main:
+            whole = any(desk.cannot_read for desk in self._joining_desks() or ())
+            self._handed = hand_over(self.prepared, self.rest_of_state(), whole)
+            address = self._handed.address
+        self._desk.announce_switch(generation, self.step, address)
+
     def change_over(self, generation: int) -> None:
         """After a step that all members voted at: those who stay take up what was built, those who leave go."""
         membership, wanted = self._membership, self._membership.wanted
         assert wanted is not None
         began = time.monotonic()
         old = self.generation
-        if wanted.joiners and self.is_main:
-            whole = any(desk.cannot_read for desk in self._joining_desks() or ())
-            self._handed = hand_over(self.prepared, self.rest_of_state(), whole)
-            self._desk.announce_switch(generation, self.step, self._handed.address)
-        else:
-            self._desk.announce_switch(generation, self.step, "")
         if membership.number not in wanted.members:
             membership.say(op="switched", generation=generation, step=self.step)
             membership.wait_for_dismissal()
             raise Left()
         new = membership.take_pending(generation)
         membership.say(op="switched", generation=generation, step=self.step)  # the next change may come from here on
-        self._previous = old
+        self._previous, self._looked = old, 0
         self._engine.take_up(new)
+        old.kept += self._shown.stop()  # what newcomers still need of this step stays until they have come
         self._load_moved(old)
         self.keep_anew()
         self.switched_at = time.monotonic() - began
@@ -275,80 +303,9 @@ class Elastic:
             self._membership.take_down(self._previous)
             self._previous = None
 
-    # -- for those who follow ----------------------------------------------------------------------------------------
-
     def show_state(self) -> None:
-        """At the end of every step: as long as newcomers follow, they find here what they need."""
-        wanted = self._membership.wanted
-        if wanted is None or not wanted.joiners:
-            if self._described:
-                self._stop_showing()
-            self._desk.clock = 2 * self.step
-            return
-        self._desk.clock = 2 * self.step
-        if self._described == wanted.generation and self._where() == self._described_at:
-            self._desk.publish(self.step, self._followed())
-        else:
-            self._describe(wanted.generation)
-
-    def _stop_showing(self) -> None:
-        self._engine.on_update = None
-        self._described = 0
-        drop_second = getattr(self._engine.reducer, "drop_second", None)
-        if drop_second is not None:
-            drop_second()
-
-    def _where(self) -> list[int]:
-        return [item.tensor.data_ptr() for item in items(self.prepared)]
-
-    def _describe(self, generation: int) -> None:
-        """Writes down where the state lies, and from now on what every step does to it."""
-        self._desk.publish(self.step, {"readable": False, "optimizers": {}})
-        description = json.dumps({"pid": os.getpid(), "memory": describe(self.prepared)}).encode()
-        self._description = Segment.create(len(description) + 8)
-        self._description.memory[: len(description) + 8] = len(description).to_bytes(8, "little") + description
-        self._described, self._described_at = generation, self._where()
-        self._stepped, self._grads_at = {}, {}
-        make_second = getattr(self._engine.reducer, "make_second", None)
-        if make_second is not None:
-            self._membership.in_background(make_second)
-        self._engine.on_update = self._before_update
-        self._engine.before_results = self._before_results
-        self._engine.on_spoiled = self._on_spoiled
-        self._desk.describe(generation, self._description.address)
-
-    def _while_held(self) -> None:
-        """Everybody waits in the middle of a step for newcomers, who need to know where the state lies."""
-        wanted = self._membership.wanted
-        if wanted is not None and wanted.joiners and self._described != wanted.generation:
-            self._describe(wanted.generation)
-
-    def _before_update(self, k: int) -> None:
-        """Optimizer k is about to step: notes the gradients and hyperparameters that it takes."""
-        self._desk.clock = 2 * self.step + 1
-        groups = self.prepared.optimizers[k].param_groups
-        self._stepped[str(k)] = [{n: v for n, v in group.items() if n != "params"} for group in groups]
-        given = {id(p): g for p, g in zip(self._engine.params, self._engine.given, strict=False)}
-        for i, param in enumerate(self.prepared.model.parameters()):
-            if param.grad is not None and self._grads_at.get(i) is None:
-                ours = param.grad is given.get(id(param))
-                self._grads_at[i] = param.grad.data_ptr() if ours else -1
-
-    def _before_results(self) -> None:
-        self._desk.overwritten = self.step + 1
-
-    def _on_spoiled(self) -> None:
-        self._spoiled = True
-
-    def _followed(self) -> dict[str, Any]:
-        """What a newcomer needs to do this step's update itself."""
-        stepped, grads, spoiled = self._stepped, self._grads_at, self._spoiled
-        self._stepped, self._grads_at, self._spoiled = {}, {}, False
-        plain = all(_is_plain(v) for groups in stepped.values() for group in groups for v in group.values())
-        count = sum(1 for _ in self.prepared.model.parameters())
-        addresses = [grads.get(i, 0) for i in range(count)]
-        readable = plain and not spoiled and -1 not in addresses
-        return {"readable": readable, "optimizers": stepped if plain else {}, "grads": addresses}
+        """At the end of every step, for those who follow."""
+        self._shown.show()
 
     # -- losses ------------------------------------------------------------------------------------------------------
 
@@ -389,9 +346,3 @@ class Elastic:
         """What the members of the next generation learn about this worker."""
         engine = self._engine
         return json.dumps({"layout": engine.layout.state(), "environment": environment}).encode()
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return all(_is_plain(part) for part in value)
-    return value is None or isinstance(value, int | float | bool | str)

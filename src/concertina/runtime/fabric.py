@@ -13,6 +13,7 @@ import contextlib
 import os
 import threading
 import time
+from array import array
 from collections.abc import Callable, Collection, Sequence
 
 from concertina.core.errors import ConcertinaError
@@ -148,7 +149,7 @@ class Fabric:
                     raise ConcertinaError(
                         f"worker {self.members[rank]} did not come to meeting {count} within {LIMIT_SECONDS:.0f} s"
                     )
-                time.sleep(2e-5 if waited < 2e-3 else 2e-4)
+                time.sleep(min(max(2e-5, waited / 8), 2e-4))
         if began:
             self.waited += time.monotonic() - began
 
@@ -234,9 +235,7 @@ class Fabric:
         if n > WORDS:
             raise ValueError(f"{n} words in one exchange, at most {WORDS} fit")
         at = _HEAD + WORDS * ((self._count + 1) % 2)  # two places in turn: nobody is two meetings ahead
-        own = self._own.words
-        for k, word in enumerate(words):
-            own[at + k] = word
+        self._own.words[at : at + n] = array("q", words)
         self._own.segment.push(8 * at, 8 * n)
         self.meet()
         return [post.words[at : at + n].tolist() for post in self._posts]

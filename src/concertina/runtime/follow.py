@@ -22,10 +22,10 @@ from concertina.runtime.interrupts import Left
 from concertina.runtime.membership import Generation, Membership
 from concertina.runtime.prepared import Prepared
 from concertina.runtime.segments import Segment, is_here
-from concertina.runtime.state_map import make_room, read_memory
+from concertina.runtime.state_map import make_room, read_memory, set_others
 from concertina.runtime.virtual import VirtualEngine
 
-IDLE_SECONDS = 0.0005
+IDLE_SECONDS = 0.0002
 FOLLOWED_SECONDS = 5.0  # that the member we follow may take to end a step that another has ended
 
 
@@ -55,6 +55,7 @@ class Follower:
 
     def wait_until_let_in(self) -> int:
         """Everything of the script before its loop is done; the epoch that the others are in."""
+        _warm_up()
         self._membership.say(op="ready")
         self._meet_sources()
         return self._place()[0]
@@ -149,14 +150,12 @@ class Follower:
             self._desk.cannot_read = True  # another host's memory
             return
         try:
-            segment = Segment.open(desk.described[1])
-            size = int.from_bytes(segment.memory[:8], "little")
-            found = json.loads(segment.memory[8 : 8 + size])
-            if found["memory"] is None:
+            pid, memory = _read_description(desk)
+            if memory is None:
                 return  # on a GPU: all of the state is handed over at the switch
             probe = torch.empty(1, dtype=torch.uint8)
-            read_memory(found["pid"], found["memory"]["items"][0][3], probe)
-            self._catch_up = CatchUp(found["pid"], desk, self._prepared, found["memory"])
+            read_memory(pid, memory["items"][0][3], probe)
+            self._catch_up = CatchUp(pid, desk, self._prepared, memory)
         except OSError:
             self._desk.cannot_read = True
 
@@ -176,10 +175,11 @@ class Follower:
         state = receive(address)
         generation = self._membership.wait_for_pending(formation.generation)
         rest: dict[str, Any] = state["rest"]
-        if state["memory"] is None:
+        if state["others"] is None:
             self._prepared.load(state["whole"])
         else:
-            self._complete(step, address, state["memory"])
+            self._complete(step, self._sources[source])
+            set_others(self._prepared, state["others"])
             load_small_state(self._prepared, state["small"])
         self._engine.load_shared_state(rest["engine"])
         self._engine.point = rest["point"]
@@ -189,28 +189,26 @@ class Follower:
         self._take_contexts(generation)
         self._elastic.keep_anew()
         self._membership.say(op="switched", generation=formation.generation, step=step)
+        catch_up, self._catch_up = self._catch_up, None
+        self._membership.take_down(catch_up)
         return rest
 
-    def _complete(self, step: int, address: str, memory: dict[str, Any]) -> None:
-        """Parameters and optimizer state as they are after `step`."""
-        if (
-            self._catch_up is not None
-            and self._catch_up.items == len(memory["items"])
-            and self._wait_for_followed(step)
-        ):
-            self.late = self._catch_up.finish(step)
+    def _complete(self, step: int, source: Desk) -> None:
+        """Parameters and optimizer state as they are after `step`; if need be, all from the worker that let us in."""
+        catch_up = self._catch_up
+        if catch_up is not None and self._reaches(catch_up, step) and not self._has_moved():
+            self.late = catch_up.finish(step)
             return
-        pid = int(address.split("/")[0])
+        pid, memory = _read_description(source)
         with torch.no_grad():
             for there, tensor in make_room(self._prepared, memory):
                 read_memory(pid, there, tensor)
 
-    def _wait_for_followed(self, step: int) -> bool:
+    def _reaches(self, catch_up: CatchUp, step: int) -> bool:
         """The main worker announces a switch; the one that we follow may still be in its optimizer. False if it is
         gone: then the main worker's memory serves."""
-        assert self._followed is not None
         until = time.monotonic() + FOLLOWED_SECONDS
-        while self._followed.clock < 2 * step or self._followed.clock % 2:
+        while not catch_up.reaches(step):
             if time.monotonic() > until:
                 return False
             time.sleep(2e-5)
@@ -232,3 +230,17 @@ class Follower:
             self._engine.unpack_context(v, found[0][0], feeds)
         self._engine.resident = None
         self._engine.apart = True
+
+
+def _warm_up() -> None:
+    """What torch sets up at the first backward of a process, threads for every device among it; now nobody waits."""
+    x = torch.ones(16, 16, requires_grad=True)
+    torch.nn.functional.linear(x, x).sum().backward()
+
+
+def _read_description(desk: Desk) -> tuple[int, Any]:
+    """The process whose desk it is, and where in its memory the state lies."""
+    segment = Segment.open(desk.described[1])
+    size = int.from_bytes(segment.memory[:8], "little")
+    found = json.loads(segment.memory[8 : 8 + size])
+    return found["pid"], found["memory"]

@@ -38,6 +38,7 @@ class Generation:
     reducer: Any = None
     buckets: Any = None  # the bucket layout that the reducer was made for
     introductions: list[bytes] = field(default_factory=list)  # by rank: what each said about itself
+    kept: list[Any] = field(default_factory=list)  # what must go with it, and not before
 
     @property
     def placement(self) -> VirtualPlacement:

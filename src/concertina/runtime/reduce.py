@@ -22,6 +22,7 @@ from concertina.core.placement import VirtualPlacement
 from concertina.runtime.buckets import BucketLayout
 from concertina.runtime.group import Group
 from concertina.runtime.ring_order import Chunk, chunk_elements, ring_chunks
+from concertina.runtime.sums import Shared, SharedSums
 
 PIECE_BYTES = 1 << 22  # unit in which running sums travel: large enough to be cheap, small enough to overlap
 CACHE_BYTES = 1 << 17  # unit in which they are added up
@@ -75,25 +76,30 @@ class LocalFold:
         self._terms = sums if virtual == 1 else [torch.empty_like(flat) for flat in sums]
         self._asides: dict[tuple[int, int], Tensor] = {}  # by bucket and virtual worker
         self._now = self._plan_all(sums)
-        self._other: _FoldPlan | None = None
+        self._spare: list[_FoldPlan] = []  # other places for the sums
+        self._sets: list[SharedSums] = []
 
     @property
     def overwrites_early(self) -> bool:
         """The sums of a step are gone when the next one begins to add, unless there are two places for them."""
-        return self._other is None
+        return not self._spare
 
-    def make_second(self) -> None:
-        """Two places for the sums, used in turn: what one step summed stays whole during the next."""
-        if self._other is None and self._virtual > 1:
-            sums = [self._layout.new_flat(b) for b in range(len(self._layout.buckets))]
-            for flat in sums:
-                flat.zero_()
-            self._other = self._plan_all(sums)
+    def share_sums(self) -> None:
+        """Two places for the sums, used in turn: what one step summed stays whole, and in shared memory, during the
+        next."""
+        if not self._sets and self._virtual > 1 and all(not p.is_cuda for p in self._layout.params):
+            sets = [SharedSums(self._layout) for _ in range(2)]
+            plans = [self._plan_all(made.flats, shared=True) for made in sets]
+            self._sets, self._spare = sets, plans
 
-    def drop_second(self) -> None:
-        self._other = None
+    def stop_sharing(self) -> None:
+        self._sets, self._spare = [], []
 
-    def _plan_all(self, sums: list[Tensor]) -> "_FoldPlan":
+    @property
+    def shared(self) -> list[Shared]:
+        return [made.where for made in self._sets]
+
+    def _plan_all(self, sums: list[Tensor], shared: bool = False) -> "_FoldPlan":
         moves = [self._plan(b, sums[b]) for b in range(len(sums))]
         everybody = range(self._virtual)
         copies = [[bucket[v][0] for bucket in moves] for v in everybody]
@@ -105,6 +111,7 @@ class LocalFold:
             late_adds=[[pair for bucket in moves for pair in bucket[v][2]] for v in everybody],
             all_copies=[Moves(pair for bucket in copies[v] for pair in bucket) for v in everybody],
             all_adds=[Moves(pair for bucket in adds[v] for pair in bucket) for v in everybody],
+            shared=shared,
         )
 
     def _plan(self, bucket: int, total: Tensor) -> list[tuple["Moves", "Moves", "Moves"]]:
@@ -152,10 +159,12 @@ class LocalFold:
             _carry_out(Moves(), self._now.late_adds[v])
 
     def results(self) -> list[Tensor]:
-        sums = self._now.sums
-        if self._other is not None:
-            self._now, self._other = self._other, self._now
-        return sums
+        done = self._now
+        if self._spare:
+            self._now = self._spare.pop(0)
+            if done.shared:
+                self._spare.append(done)
+        return done.sums
 
     def warm(self) -> None:
         for flat in (*self._now.sums, *self._terms, *self._asides.values()):
@@ -175,6 +184,7 @@ class _FoldPlan:
     late_adds: list[list[tuple[Tensor, Tensor]]]
     all_copies: list["Moves"]
     all_adds: list["Moves"]
+    shared: bool
 
 
 class Moves(list[tuple[Tensor, Tensor]]):

@@ -2,6 +2,7 @@
 
 import ctypes
 import random
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """A snapshot of every generator that user code draws from without naming one."""
+    """A snapshot of every generator that user code draws from without naming one.
+
+    Of a generator that has not moved since the last snapshot, it is the very same object.
+    """
 
     python: Any
     numpy: Any
@@ -20,14 +24,26 @@ class RandomState:
     torch_cuda: Tensor | None
 
     @classmethod
-    def capture(cls) -> "RandomState":
+    def capture(cls, before: "RandomState | None" = None) -> "RandomState":
+        """`before` itself, if nothing has moved."""
         cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-        return cls(random.getstate(), numpy_state(), torch.get_rng_state(), cuda)
+        python, numpy, torch_cpu = python_state(), numpy_state(), torch_state()
+        if (
+            before is not None
+            and before.python is python
+            and before.numpy is numpy
+            and before.torch_cpu is torch_cpu
+            and before.torch_cuda is None
+            and cuda is None
+        ):
+            return before
+        return cls(python, numpy, torch_cpu, cuda)
 
     def restore(self) -> None:
         random.setstate(self.python)
+        _python.keep(_python_memory(), self.python)
         np.random.set_state(self.numpy)
-        _forget_numpy()
+        _numpy.keep(_numpy_memory(), self.numpy)
         torch.set_rng_state(self.torch_cpu)
         if self.torch_cuda is not None and torch.cuda.is_initialized():
             torch.cuda.set_rng_state(self.torch_cuda)
@@ -64,29 +80,98 @@ class RandomState:
         )
 
 
-_MT_BYTES = 624 * 4 + 4  # NumPy's Mersenne twister in memory: its words and its position
-_last_numpy: tuple[bytes, Any] = (b"", None)
+# Asking a generator for its state takes up to 40 microseconds, and seldom has it moved. Its own memory tells.
+
+_MT_BYTES = 624 * 4 + 4  # a Mersenne twister: its words and its position
+_libc = ctypes.PyDLL(None)  # calls that are over before another thread could use the time
+_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+class _Last:
+    """The last state of a generator, and its memory of that time."""
+
+    def __init__(self) -> None:
+        self.state: Any = None
+        self._image = ctypes.create_string_buffer(_MT_BYTES)
+        self._at = ctypes.addressof(self._image)
+        self._known = False
+
+    def stands(self, memory: int) -> bool:
+        """Whether the generator whose twister lies there (0: it is not known where) has not moved."""
+        return self._known and memory != 0 and _libc.memcmp(memory, self._at, _MT_BYTES) == 0
+
+    def keep(self, memory: int, state: Any) -> Any:
+        self.state, self._known = state, memory != 0
+        if memory:
+            ctypes.memmove(self._at, memory, _MT_BYTES)
+        return state
+
+
+_python, _numpy = _Last(), _Last()
+
+
+def _python_head() -> int:
+    """How far into a random.Random its twister lies; 0 where it is not found (another Python)."""
+    head = object.__basicsize__
+    if not hasattr(random, "_inst") or random.Random.__basicsize__ < head + _MT_BYTES:
+        return 0
+    for seed in (1, 2):
+        probe = random.Random(seed)
+        probe.random()
+        *words, position = probe.getstate()[1]
+        if ctypes.string_at(id(probe) + head, _MT_BYTES) != struct.pack("=i624I", position, *words):
+            return 0
+    return head
+
+
+_HEAD = _python_head()
+
+
+def _python_memory() -> int:
+    generator = getattr(random, "_inst", None)
+    return id(generator) + _HEAD if _HEAD and type(generator) is random.Random else 0
+
+
+def python_state() -> Any:
+    """random.getstate(). A second normal number that is kept back is not in the twister's memory."""
+    memory = _python_memory()
+    if _python.stands(memory) and _python.state[2] == random._inst.gauss_next:  # type: ignore[attr-defined]
+        return _python.state
+    return _python.keep(memory, random.getstate())
+
+
+_numpy_at: tuple[Any, int] = (None, 0)  # NumPy's global generator and its memory
+
+
+def _numpy_memory() -> int:
+    global _numpy_at
+    generator = getattr(np.random.mtrand, "_rand")._bit_generator  # noqa: B009  # whatever it is at the moment
+    if generator is not _numpy_at[0]:
+        plain = type(generator) is np.random.MT19937
+        _numpy_at = (generator, generator.ctypes.state_address if plain else 0)
+    return _numpy_at[1]
 
 
 def numpy_state() -> Any:
-    """np.random.get_state(), which takes 35 microseconds, without asking if the generator has not moved since.
-
-    The twister's own memory tells; a second normal number that is kept back is not in it, so with one of those NumPy is
-    asked.
-    """
-    global _last_numpy
-    generator = getattr(np.random.mtrand, "_rand")._bit_generator  # noqa: B009  # NumPy's global one, whatever it is
-    if type(generator) is not np.random.MT19937:
-        return np.random.get_state()
-    now = ctypes.string_at(generator.ctypes.state_address, _MT_BYTES)
-    if now != _last_numpy[0] or _last_numpy[1][3]:
-        _last_numpy = (now, np.random.get_state())
-    return _last_numpy[1]
+    """np.random.get_state(). With a second normal number kept back, NumPy is asked."""
+    memory = _numpy_memory()
+    if _numpy.stands(memory) and not _numpy.state[3]:
+        return _numpy.state
+    return _numpy.keep(memory, np.random.get_state())
 
 
-def _forget_numpy() -> None:
-    global _last_numpy
-    _last_numpy = (b"", None)
+_torch: Tensor | None = None
+
+
+def torch_state() -> Tensor:
+    """torch.get_rng_state()"""
+    global _torch
+    now = torch.default_generator.get_state()
+    size = now.numel()
+    last = _torch
+    if last is None or last.numel() != size or _libc.memcmp(now.data_ptr(), last.data_ptr(), size) != 0:
+        _torch = last = now
+    return last
 
 
 def seed_everything(seed: int) -> None:

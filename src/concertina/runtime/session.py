@@ -47,6 +47,7 @@ from concertina.runtime.virtual import VirtualEngine
 from concertina.runtime.wire import WireThread
 
 CONTEXT_BYTES = 1 << 20  # room on the desk for a virtual worker's random states and data lanes
+CHECKPOINT_SHARE = 20  # training waits for checkpoints by time for at most one part in so many of it
 MOST_LOGGED = 40  # values per step in the event stream
 
 _joined: "Session | None" = None
@@ -89,7 +90,7 @@ class Session:
         self._wants = [0] * WISHES
         self._round_wishes = [0] * WISHES
         self._checkpoint_path: Path | None = None
-        self._written = (-1, time.monotonic())  # step of the last checkpoint, and when
+        self._written = (-1, time.monotonic(), 0.0)  # step of the last checkpoint, when, and how long all waited for it
         self._step_began = 0.0
         self._logged: dict[str, Any] = {}
         self._unsent: tuple[int, int, float, dict[str, Any]] | None = None
@@ -583,11 +584,15 @@ class Session:
     def _note_wishes(self) -> None:
         """As they stand when a round begins: when in its body something was asked for must make no difference."""
         self._wants[INTERRUPT] = int(stop_request.asked)
-        step, at = self._written
-        seconds = self._env.checkpoint_seconds
-        if seconds and self.is_main and self.step != step and time.monotonic() - at >= seconds:
+        if self._env.checkpoint_seconds and self.is_main and self._is_due():
             self._wants[CHECKPOINT] = 1
         self._round_wishes = list(self._wants)
+
+    def _is_due(self) -> bool:
+        """Whether it is time for a checkpoint; where they take long, less often, so that training hardly waits."""
+        step, at, cost = self._written
+        patience = max(self._env.checkpoint_seconds, cost * CHECKPOINT_SHARE)
+        return self.step != step and self._writer.is_idle and time.monotonic() - at >= patience
 
     def _commit(self) -> None:
         """Inside the last backward of a round: from here on its step counts, on all workers or on none."""
@@ -691,6 +696,7 @@ class Session:
 
     def _change_over(self, generation: int) -> None:
         assert self._pass is not None
+        self.elastic.announce(generation)
         self._account()
         try:
             self.elastic.change_over(generation)
@@ -813,15 +819,19 @@ class Session:
         if self._loaded is not None:
             self._write_again(folder)
             return
-        self._written = (self.step, time.monotonic())
+        began = time.monotonic()
         contexts = self._gather_contexts()
+        self._written = (self.step, began, 0.0)
         if not self.is_main:
             return
+        if self._pass is not None:
+            self._pass.account()  # whoever goes on from here knows nothing of what was trained on before
         shared = {**self._prepared.state(), **self._rest_of_state()}
         manifest = Manifest(
             step=self.step, epoch=self.epoch, virtual=self.size, environment=self._environment, files={}
         )
         self._writer.write(folder, shared, contexts, manifest)
+        self._written = (self.step, began, time.monotonic() - began)
 
     def _write_again(self, folder: Path) -> None:
         """Nothing was trained since the job was resumed. Where in its pass it stands is known again only when the

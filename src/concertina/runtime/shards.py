@@ -170,6 +170,10 @@ class ShardFeed:
 
     def new_pass(self, v: int) -> None: ...
 
+    def pack_key(self, v: int) -> int | None:
+        """Nothing of a stream belongs to one virtual worker."""
+        return 0
+
     def pack_context(self, v: int, writer: Any) -> dict[str, Any]:
         return {}
 

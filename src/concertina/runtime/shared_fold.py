@@ -7,9 +7,6 @@ Against the virtual ring this saves the way through sockets; the bits are the sa
 Terms and parts lie in memory that outlives its maker, so a worker that dies after folding has done its part.
 """
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from concertina.core.placement import VirtualPlacement
@@ -18,8 +15,7 @@ from concertina.runtime.fabric import Fabric, PeersLost
 from concertina.runtime.reduce import add_up
 from concertina.runtime.ring_order import Chunk, ring_chunks
 from concertina.runtime.segments import Segment
-
-ALIGNMENT = 64  # bytes; every bucket starts on a cache line
+from concertina.runtime.sums import Shared, SharedSums, aligned, carve
 
 
 class SharedFold:
@@ -30,20 +26,22 @@ class SharedFold:
 
     def __init__(self, layout: BucketLayout, placement: VirtualPlacement, fabric: Fabric) -> None:
         self._fabric = fabric
+        self._layout = layout
+        self._shared: SharedSums | None = None  # while somebody follows
         self.order = tuple(sorted(placement.workers[fabric.rank], reverse=True))
         self._sums = [layout.new_flat(b) for b in range(len(layout.buckets))]
-        sizes = [_aligned(flat.numel() * flat.element_size()) for flat in self._sums]
+        sizes = [aligned(flat.numel() * flat.element_size()) for flat in self._sums]
         # A worker's memory: its parts of the sums first, then the terms of its virtual workers.
         room = sum(sizes) * (1 + len(self.order))
         own = Segment.create(room)
         self._own = own
         self._segments = self._map_all(own)
         maps = [segment.memory for segment in self._segments]
-        self._parts = [_carve(shared, self._sums, sizes, 0) for shared in maps]
+        self._parts = [carve(shared, self._sums, sizes, 0) for shared in maps]
         self._terms: dict[int, list[Tensor]] = {}
         for w, shared in enumerate(maps):
             for k, v in enumerate(sorted(placement.workers[w], reverse=True)):
-                self._terms[v] = _carve(shared, self._sums, sizes, (1 + k) * sum(sizes))
+                self._terms[v] = carve(shared, self._sums, sizes, (1 + k) * sum(sizes))
         self._plans = [self._plan(b, placement.virtual) for b in range(len(self._sums))]
 
     def _map_all(self, own: Segment) -> list[Segment]:
@@ -86,11 +84,22 @@ class SharedFold:
 
     def results(self) -> list[Tensor]:
         """All parts are there, since everybody has folded; from here on, terms may be overwritten."""
+        if self._shared is not None:
+            self._sums = self._shared.flats
         for bucket, total in enumerate(self._sums):
             for worker in range(self._fabric.size):
                 stretch = slice(*self._stretch(bucket, worker))
                 total[stretch].copy_(self._parts[worker][bucket][stretch])
         return self._sums
+
+    def share_sums(self) -> None:
+        """From the next step on, the sums lie where newcomers can use them."""
+        if self._shared is None:
+            self._shared = SharedSums(self._layout)
+
+    @property
+    def shared(self) -> list[Shared]:
+        return [] if self._shared is None else [self._shared.where]
 
     def warm(self) -> None:
         self._own.touch()
@@ -101,16 +110,3 @@ class SharedFold:
 
     def close(self) -> None:
         """The memory goes with the last who has mapped it."""
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _carve(shared: Any, like: list[Tensor], sizes: list[int], offset: int) -> list[Tensor]:
-    """One tensor per bucket out of mapped memory."""
-    out = []
-    for flat, size in zip(like, sizes, strict=True):
-        out.append(torch.frombuffer(shared, dtype=flat.dtype, count=flat.numel(), offset=offset))
-        offset += size
-    return out

@@ -74,19 +74,27 @@ def describe(prepared: Prepared) -> dict[str, Any] | None:
     found = list(items(prepared))
     if not all(readable(item.tensor) for item in found):
         return None
-    others: list[list[Any]] = []
+    kept = others(prepared)
+    if kept is None:
+        return None
+    return {
+        "items": [[x.optimizer, x.param, x.key, x.tensor.data_ptr(), *_form(x.tensor)] for x in found],
+        "others": kept,
+    }
+
+
+def others(prepared: Prepared) -> list[list[Any]] | None:
+    """What optimizers keep for parameters besides tensors: plain values; None if there is anything else."""
+    found: list[list[Any]] = []
     for k, optimizer in enumerate(prepared.optimizers):
         held = [p for group in optimizer.param_groups for p in group["params"]]
         for i, param in enumerate(held):
             for key, value in optimizer.state.get(param, {}).items():
                 if isinstance(value, int | float | bool | None):
-                    others.append([k, i, key, value])
+                    found.append([k, i, key, value])
                 elif not isinstance(value, Tensor):
                     return None
-    return {
-        "items": [[x.optimizer, x.param, x.key, x.tensor.data_ptr(), *_form(x.tensor)] for x in found],
-        "others": others,
-    }
+    return found
 
 
 def _form(tensor: Tensor) -> tuple[str, list[int], list[int]]:
@@ -107,6 +115,11 @@ def make_room(prepared: Prepared, description: dict[str, Any]) -> list[tuple[int
         tensor = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
         prepared.optimizers[k].state[held[k][i]][key] = tensor
         pairs.append((address, tensor))
-    for k, i, key, value in description["others"]:
-        prepared.optimizers[k].state[held[k][i]][key] = value
+    set_others(prepared, description["others"])
     return pairs
+
+
+def set_others(prepared: Prepared, found: list[list[Any]]) -> None:
+    held = [[p for group in o.param_groups for p in group["params"]] for o in prepared.optimizers]
+    for k, i, key, value in found:
+        prepared.optimizers[k].state[held[k][i]][key] = value

@@ -23,6 +23,7 @@ from concertina.runtime.buffers import FlatBuffers, Saved
 from concertina.runtime.context_record import (
     ContextReader,
     ContextWriter,
+    Memory,
     pack_random,
     tensor_from_bytes,
     tensor_to_bytes,
@@ -48,6 +49,7 @@ class VirtualContext:
     in_bucket: list[bool] | None = None  # which of these DDP would have accumulated in the bucket's own memory
     cleared_by: set[int] = field(default_factory=set)  # optimizers that set gradients to None since the last reduction
     used: list[bool] = field(default_factory=list)  # parameters that had a gradient since the last reduction
+    packed: Memory = field(default_factory=Memory)
 
 
 @dataclass(slots=True)
@@ -127,7 +129,6 @@ class VirtualEngine:
         self.on_update: Callable[[int], None] | None = None  # while newcomers follow: optimizer k is about to step
         self.before_results: Callable[[], None] = lambda: None
         self.on_spoiled: Callable[[], None] = lambda: None
-        self.given: list[Tensor | None] = []  # the gradients as we laid them into `.grad`
         self.on_take_up: Callable[[Generation], None] = lambda generation: None
         self.round_failed = False  # a worker was lost in this round: it does not count and will be run again
         self._make_reducer = make_reducer
@@ -174,6 +175,8 @@ class VirtualEngine:
 
     def take_up(self, generation: Generation) -> None:
         """Changes over to a generation that has been built, between two rounds; contexts have to be loaded after."""
+        if self.generation is not None:
+            self.generation.kept.append(self._views)  # large memory may go with them
         self.generation = generation
         self.on_take_up(generation)
         self._reducer = generation.reducer
@@ -217,8 +220,9 @@ class VirtualEngine:
     def _save_resident(self) -> None:
         if self.resident is not None:
             context = self.contexts[self.resident]
-            context.random = RandomState.capture()
-            self.buffers.save_to(context.buffers)
+            context.random = RandomState.capture(context.random)
+            if self.buffers:
+                self.buffers.save_to(context.buffers)
 
     def go_outside(self) -> None:
         """Outside the loop, code runs as the first local virtual worker: on the main worker, as virtual worker 0."""
@@ -658,8 +662,6 @@ class VirtualEngine:
                     self.params[i].grad = view
                 else:  # nobody used it: DDP leaves what was there
                     self.params[i].grad = None if self._base is None else self._base[i]
-        if self.on_update is not None:
-            self.given = [p.grad for p in self.params]
         if order is not None:
             self.layout.rebuild(order)
             self._stale_reducer = True
@@ -735,7 +737,12 @@ class VirtualEngine:
         if v == self.resident:
             self._save_resident()
         context = self.contexts[v]
-        writer = ContextWriter()
+        key: list[int | None] = [None]
+        if not self.buffers and not self.options.tracks_usage:
+            key = [*context.cleared_by, *(feed.pack_key(v) for feed in loaders)]
+            if context.packed.stands(context.random, key):
+                return context.packed.last
+        writer = ContextWriter(context.packed, (context.random, key))
         head = {
             "random": pack_random(writer, context.random),
             "buffers": [writer.add(tensor_to_bytes(flat)) for flat in context.buffers],

@@ -15,7 +15,7 @@ from concertina.server.answers import json_response
 from concertina.server.asks import Asker
 from concertina.server.auth import Caller, Doorkeeper, is_loopback
 from concertina.server.board import Board
-from concertina.server.cluster_views import cluster_event, nodes_json
+from concertina.server.cluster_views import cluster_event, holders, nodes_json
 from concertina.server.context import Context
 from concertina.server.errors import ApiError
 from concertina.server.events import Hub, Topic
@@ -79,7 +79,7 @@ def _context(parts: Parts) -> Context:
         kind, name = topic
         if kind == "cluster":
             return encode(cluster_event(parts.mirror, board, hub, caller))
-        found = [node for node in nodes_json(parts.mirror, board) if node["id"] == name]
+        found = [node for node in nodes_json(parts.mirror, holders(board)) if node["id"] == name]
         return encode(found[0]) if found else None
 
     hub = Hub(parts.mirror, board, parts.store, render)

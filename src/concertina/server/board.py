@@ -61,11 +61,11 @@ class Board:
             self._renew(job_id)
             return self._cards.get(job_id)
 
-    def cards(self) -> dict[str, Card]:
-        """All of them, as they are now; not to be changed."""
+    def jobs(self) -> list[Job]:
+        """All of them."""
         with self._lock:
             self._renew_all()
-            return dict(self._cards)
+            return [card.job for card in self._cards.values()]
 
     def page(
         self, wanted: Callable[[Job], bool], *, after: str | None, limit: int, newest_first: bool

@@ -13,14 +13,13 @@ MOST_SLOTS = 256
 
 def holders(board: Board) -> list[Job]:
     """Jobs that hold slots, or still have a process on one."""
-    jobs = (card.job for card in board.cards().values())
-    return [job for job in jobs if job.state.slots or (job.seen and job.seen.slots)]
+    return [job for job in board.jobs() if job.state.slots or (job.seen and job.seen.slots)]
 
 
-def summary_json(mirror: Mirror, board: Board, *, leader: bool) -> dict[str, Any]:
-    """What fits into an event: counts, no names."""
+def summary_json(mirror: Mirror, board: Board, jobs: list[Job], *, leader: bool) -> dict[str, Any]:
+    """Counts, no names."""
     state = mirror.cluster
-    slots = slots_json(mirror.nodes(), busy_slots(holders(board)), None)
+    slots = slots_json(mirror.nodes(), busy_slots(jobs), None)
     return {
         "policy": state.policy if state else "",
         "backend": state.backend if state else "",
@@ -40,21 +39,21 @@ def cluster_json(mirror: Mirror, board: Board, hub: Hub, caller: Caller) -> dict
     jobs = holders(board)
     visible = None if caller.admin else frozenset(job.id for job in jobs if caller.may_see(job.request.user))
     return {
-        **summary_json(mirror, board, leader=hub.led),
+        **summary_json(mirror, board, jobs, leader=hub.led),
         "placement": slots_json(mirror.nodes(), busy_slots(jobs), visible),
-        "nodes": nodes_json(mirror, board),
+        "nodes": nodes_json(mirror, jobs),
     }
 
 
 def cluster_event(mirror: Mirror, board: Board, hub: Hub, caller: Caller) -> dict[str, Any]:
     """The same for a stream of events, where a large cluster's slots would be too much: ask for them instead."""
     if sum(node.slots for node in mirror.nodes()) > MOST_SLOTS:
-        return summary_json(mirror, board, leader=hub.led)
+        return summary_json(mirror, board, holders(board), leader=hub.led)
     return cluster_json(mirror, board, hub, caller)
 
 
-def nodes_json(mirror: Mirror, board: Board) -> list[dict[str, Any]]:
-    busy = busy_slots(holders(board))
+def nodes_json(mirror: Mirror, jobs: list[Job]) -> list[dict[str, Any]]:
+    busy = busy_slots(jobs)
     return [node_json(node, busy) for node in mirror.nodes()]
 
 
@@ -62,7 +61,7 @@ def history_json(
     mirror: Mirror, board: Board, caller: Caller, from_s: float, to_s: float, limit: int
 ) -> dict[str, Any]:
     """Workers of every job over time, as far as the jobs' own stories go back."""
-    jobs = [card.job for card in board.cards().values() if _points(card.job, from_s)]
+    jobs = [job for job in board.jobs() if _points(job, from_s)]
     jobs.sort(key=lambda job: (job.request.submitted_s, job.id))
     shown = jobs[-limit:]
     return {
@@ -85,6 +84,8 @@ def _series(job: Job, caller: Caller, from_s: float) -> dict[str, Any]:
 
 def _points(job: Job, from_s: float) -> list[tuple[float, int]]:
     """From the last change before `from_s` on; empty if it had no workers since."""
+    if not job.state.history:
+        return []
     found = [(line.at_s, line.workers) for line in job.state.history]
     before = [point for point in found if point[0] < from_s][-1:]
     since = [point for point in found if point[0] >= from_s]

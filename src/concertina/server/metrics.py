@@ -21,7 +21,7 @@ class ClusterCollector(Collector):
         self._mirror, self._board = mirror, board
 
     def collect(self) -> Iterable[Metric]:
-        jobs = [card.job for card in self._board.cards().values()]
+        jobs = self._board.jobs()
         phases = GaugeMetricFamily("concertina_jobs", "Jobs by phase.", labels=["phase"])
         for phase, count in self._board.count().items():
             phases.add_metric([phase.value], count)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from concertina.report import GenerationBook, Report
+from concertina.report import Generation, GenerationBook, Report
 from concertina.server.files import events_path, parse, read_lines
 from concertina.server.views import finite
 
@@ -30,24 +30,38 @@ class Chart:
     every: int = 1  # steps between two points
     workers: int = 0
     points: list[dict[str, Any]] = field(default_factory=list)
-    begun: dict[int, float] = field(default_factory=dict)  # generation -> when
-    report: Report = field(default_factory=lambda: Report(virtual=1))
+    begun: list[tuple[float, Generation]] = field(default_factory=list)  # when, of every run
+    ahead: float | None = None  # of the wall clock against the one that workers measure by
+    report: Report = field(init=False)
     book: GenerationBook = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self._begin_run()
+
+    def _begin_run(self) -> None:
+        self.report = Report(virtual=1)
         self.book = GenerationBook(self.report)
+
+    def _is_new_run(self, generation: int) -> bool:
+        """Generations and workers are counted anew when a job goes on after it was suspended."""
+        had = self.report.generations
+        return bool(had) and (generation == 0 or generation < had[-1].generation)
 
     def note(self, event: dict[str, Any]) -> None:
         """Raises KeyError, TypeError or ValueError if the event is not what its name says."""
         kind = event["event"]
+        if kind == "generation_started" and self._is_new_run(int(event["generation"])):
+            self._begin_run()
         if kind in STORY:
-            self.book.story(event)
+            at = {} if self.ahead is None else {"at": float(event["time"]) - self.ahead}
+            self.book.story({**event, **at})
             if kind == "generation_started":
                 self.workers = int(event["workers"])
-                self.begun[int(event["generation"])] = float(event["time"])
+                self.begun.append((float(event["time"]), self.report.generations[-1]))
             return
         if "worker" in event and "at" in event:
+            self.ahead = float(event["time"]) - float(event["at"])
             self.book.note(event)
         if kind == "step" and int(event["step"]) % self.every == 0:
             self._point(event)
@@ -75,11 +89,11 @@ class Chart:
                 "step": row.step,
                 "workers": row.workers,
                 "reason": row.reason,
-                "at_s": self.begun.get(row.generation, 0.0),
+                "at_s": at_s,
                 "stop_s": row.stop_s,
                 "phases": dict(row.phases),
             }
-            for row in self.report.generations[-200:]
+            for at_s, row in self.begun[-200:]
         ]
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 from concertina.server.errors import ApiError
 
 MOST_SOURCE = 4 << 20  # bytes
+MOST_COMPILED = 1000
+Stamp = tuple[str, int, int, int]
+_compiled: set[Stamp] = set()  # scripts that were looked at, as they were then
 
 
 def check_script(path: str, roots: tuple[Path, ...]) -> None:
@@ -15,6 +18,9 @@ def check_script(path: str, roots: tuple[Path, ...]) -> None:
     if roots and not any(Path(real).is_relative_to(root.resolve()) for root in roots):
         allowed = ", ".join(str(root) for root in roots)
         raise _refuse(f"script {path!r} is not under {allowed}", "put it there")
+    known = _stamp(real)
+    if known is not None and known in _compiled:
+        return
     source = _read(path)
     try:
         compile(source, path, "exec", dont_inherit=True)
@@ -22,6 +28,20 @@ def check_script(path: str, roots: tuple[Path, ...]) -> None:
         raise _refuse(f"script {path!r} is no Python: {error.msg} (line {error.lineno})", "mend it first") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise _refuse(f"script {path!r} can not be compiled: {error}", "mend it first") from None
+    if known is not None and _stamp(real) == known:
+        if len(_compiled) >= MOST_COMPILED:
+            _compiled.clear()
+        _compiled.add(known)
+
+
+def _stamp(path: str) -> Stamp | None:
+    """What changes when the file does; None: it is not there, or may not be read."""
+    try:
+        found = os.stat(path)
+        readable = os.access(path, os.R_OK)
+    except (OSError, ValueError):
+        return None
+    return (path, found.st_mtime_ns, found.st_size, found.st_ino) if readable else None
 
 
 def check_folder(path: str) -> None:

@@ -1,6 +1,7 @@
 """Runs the application: a socket bound first, uvicorn in the calling thread, an end that waits for nobody."""
 
 import socket
+import sys
 
 import uvicorn
 from fastapi import FastAPI
@@ -8,6 +9,7 @@ from fastapi import FastAPI
 from concertina.core.errors import UsageError
 from concertina.server.context import Context
 
+SWITCH_SECONDS = 0.0005
 STOP_SECONDS = 3  # that answers in progress may take
 
 
@@ -55,9 +57,14 @@ class Server:
         self.url = url_of(sock)
 
     def run(self) -> None:
+        # The controller computes in the same process. Whenever the loop has sent something, it would wait this long
+        # to be let in again; with fifty watchers that adds up.
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
         try:
             self._server.run(sockets=[self._sock])
         finally:
+            sys.setswitchinterval(before)
             self._sock.close()
 
     def stop(self) -> None:

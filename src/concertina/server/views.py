@@ -28,7 +28,7 @@ def job_json(job: Job, *, brief: bool) -> dict[str, Any]:
     request, state, seen = job.request, job.state, job.seen
     step = max(seen.step if seen else 0, int(state.done))
     total = total_steps(job)
-    speed = steps_per_s(seen) if state.phase is JobPhase.RUNNING else None
+    speed = steps_per_s(seen) if _workers(job) else None
     due = state.promised_s if state.promised_s is not None else request.deadline_s
     eta = _eta(job, step, total, speed)
     history = state.history[-BRIEF_HISTORY:] if brief else state.history

@@ -107,8 +107,12 @@ class SimulatedCluster:
     def speed_of(self, row: int) -> float:
         """What the curve says about the devices the job in this row holds."""
         table = self.table
-        nodes = len(self.spots[table.keys[row]]) or None
-        return table.speed_on(row, [(table.types[kind], count) for kind, count in self.workers_of(row)], nodes)
+        key = table.keys[row]
+        nodes = len(self.spots[key]) or None
+        if key in table.splits:
+            return table.speed_on(row, [(table.types[kind], count) for kind, count in self.workers_of(row)], nodes)
+        c, at = table.raw, table.at(row)
+        return table.curves[row].speed(table.types[c["kind"][at]], int(c["held"][at]), nodes)
 
     def workers_of(self, row: int) -> Sequence[tuple[int, int]]:
         """(device type, devices) pairs of the job in this row."""

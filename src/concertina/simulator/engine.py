@@ -79,6 +79,16 @@ class Simulation:
     def run(self, clock: Callable[[], float], trace: str) -> Result:
         """Until nothing is left to happen. `clock` only measures how long decisions take."""
         begun = clock()
+        self._play(clock)
+        return self.recorder.result(
+            trace=trace,
+            policy=self.policy.name,
+            cluster=self.setting.cluster,
+            notes=self.notes,
+            wall_s=clock() - begun,
+        )
+
+    def _play(self, clock: Callable[[], float]) -> None:
         while (now := self._next_time()) is not None:
             self.table.now = now
             self.recorder.advance(now)
@@ -88,13 +98,6 @@ class Simulation:
                 self._round(clock)
             self.recorder.point()
         self._close()
-        return self.recorder.result(
-            trace=trace,
-            policy=self.policy.name,
-            cluster=self.setting.cluster,
-            notes=self.notes,
-            wall_s=clock() - begun,
-        )
 
     def _due(self, now: float) -> float:
         """When the round for something that happens now may take place."""

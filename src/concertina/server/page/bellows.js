@@ -19,6 +19,8 @@ export function bellows() {
     while (pleats.childElementCount > drawn) pleats.lastElementChild.remove();
     [...pleats.children].forEach((pleat, i) => pleat.classList.toggle("open", i < open));
     whole.style.setProperty("--job", colourOf(job.id));
+    whole.style.setProperty("--most", drawn);
+    whole.style.setProperty("--wide", drawn > 8 ? "0.6" : "1");
     const words = `${job.workers} of ${most}`;
     const over = ENDED.has(job.phase);
     whole.classList.toggle("over", over);

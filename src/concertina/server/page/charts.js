@@ -3,15 +3,26 @@
 import { calmly, el } from "./dom.js";
 import { colourOf } from "./colours.js";
 
+const TRIES_MS = [0, 1500, 5000]; // a request may be lost on the way
 let loading = null;
 function plotly() {
-  loading ||= new Promise((resolve, reject) => {
+  loading ||= (async () => {
+    for (const wait of TRIES_MS) {
+      await new Promise((resolve) => setTimeout(resolve, wait));
+      if (await load()) return window.Plotly;
+    }
+    throw new Error("plotly is not there");
+  })();
+  return loading;
+}
+
+function load() {
+  return new Promise((resolve) => {
     const script = el("script", { src: "static/plotly.min.js" });
-    script.addEventListener("load", () => (window.Plotly ? resolve(window.Plotly) : reject(new Error("plotly is not in it"))));
-    script.addEventListener("error", () => { script.remove(); loading = null; reject(new Error("plotly is not there")); });
+    script.addEventListener("load", () => resolve(Boolean(window.Plotly)));
+    script.addEventListener("error", () => { script.remove(); resolve(false); });
     document.head.append(script);
   });
-  return loading;
 }
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -30,7 +41,7 @@ function layout(more) {
 }
 
 /**
- * A figure with a caption. `draw(data)` gives {traces, layout}, or a sentence when there is nothing to draw yet.
+ * A figure with a caption. `draw(data, width)` gives {traces, layout}, or a sentence when there is nothing to draw yet.
  * `update(data)` redraws it, calmly; `end()` lets it go.
  */
 export function chart({ caption, draw, tall = false }) {
@@ -41,7 +52,7 @@ export function chart({ caption, draw, tall = false }) {
 
   const paint = calmly(() => {
     if (!seen || ended || data === null || !library) return;
-    const drawing = draw(data);
+    const drawing = draw(data, figure.clientWidth);
     const empty = typeof drawing === "string";
     note.hidden = !empty;
     plot.hidden = empty;
@@ -54,6 +65,7 @@ export function chart({ caption, draw, tall = false }) {
     seen = true;
     watcher.disconnect();
     try { library = await plotly(); } catch {
+      loading = null; // the next picture may have more luck
       note.textContent = "No picture: plotly is missing where the server runs. Try there: pip install 'concertina[cluster]'";
       plot.hidden = true;
     }
@@ -75,7 +87,7 @@ export function chart({ caption, draw, tall = false }) {
 const time = (at) => new Date(at * 1000);
 
 /** What GET /cluster/history answers, up to `until_s` -> stacked steps, one colour per job. */
-export function slotsOverTime({ history, until_s }) {
+export function slotsOverTime({ history, until_s }, width) {
   const { series, slots } = history;
   const first = Math.min(...series.flatMap((one) => one.points.map(([at]) => at)));
   if (!Number.isFinite(first)) return "Nothing has run in this time; the next job will begin the picture.";
@@ -95,7 +107,7 @@ export function slotsOverTime({ history, until_s }) {
   const tickformat = length < 600 ? "%H:%M:%S" : length < 90000 ? "%H:%M" : "%d %b %H:%M";
   return {
     traces,
-    layout: { xaxis: { type: "date", range: [time(from_s), time(end)], tickformat, nticks: 7, tickangle: 0, hoverformat: "%H:%M:%S" }, yaxis: { range: [0, slots * 1.06], dtick: Math.max(1, Math.ceil(slots / 6)), title: { text: "slots" } } },
+    layout: { xaxis: { type: "date", range: [time(from_s), time(end)], tickformat, nticks: Math.max(3, Math.round(width / 130)), tickangle: 0, hoverformat: "%H:%M:%S" }, yaxis: { range: [0, slots * 1.06], dtick: Math.max(1, Math.ceil(slots / 6)), title: { text: "slots" } } },
   };
 }
 
@@ -122,7 +134,7 @@ export function withSpeed(points, generations) {
 }
 
 /** One value over the steps; `marks` are steps at which the number of workers changed. */
-export function overSteps({ points, valueOf, unit, colour, marks = [] }) {
+export function overSteps({ points, valueOf, unit, colour, marks = [] }, width) {
   const there = points.filter((point) => Number.isFinite(valueOf(point)));
   if (there.length < 2) return "Nothing to draw yet; the first points come after a few steps.";
   const line = css("--edge");
@@ -132,7 +144,7 @@ export function overSteps({ points, valueOf, unit, colour, marks = [] }) {
       line: { width: 2, color: colour, shape: "linear" }, connectgaps: true, hovertemplate: `%{y:.4~g} ${unit || ""}<extra></extra>`,
     }],
     layout: {
-      hovermode: "x", xaxis: { title: { text: "step" }, rangemode: "tozero" },
+      hovermode: "x", xaxis: { title: { text: "step" }, rangemode: "tozero", nticks: Math.max(3, Math.round(width / 80)) },
       yaxis: { rangemode: unit === "steps/s" ? "tozero" : "normal", title: unit ? { text: unit } : undefined },
       shapes: marks.map((mark) => ({ type: "line", x0: mark.step, x1: mark.step, yref: "paper", y0: 0, y1: 1, line: { color: line, width: 1, dash: "dot" } })),
       annotations: marks.length > 12 ? [] : marks.map((mark) => ({

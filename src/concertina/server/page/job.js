@@ -79,10 +79,11 @@ function top(path, job) {
   const cancel = el("button.danger", { type: "button", id: "cancel", on: { click: () => askCancel(path, last) } }, "Cancel");
   const buttons = el(".buttons", {}, resize, cancel);
   let last = job;
-  const whole = el("header.jobtop.card", { style: { "--job": colourOf(job.id) } },
+  const whole = el("header.jobtop.card", {},
     el(".head", {}, title, pieces[0], buttons), el(".meters", {}, pieces[1], pieces[2], pieces[3]), reason);
   whole.update = (now_) => {
     last = now_;
+    whole.style.setProperty("--job", colourOf(now_.id));
     text(title, now_.name || now_.id);
     pieces.forEach((piece) => piece.update(now_));
     text(reason, sentence(now_.phase === "failed" && now_.error ? now_.error : now_.reason));
@@ -166,7 +167,6 @@ function storyLine([at, workers, reason, step, by]) {
 
 /** Loss and whatever else the script logs, throughput, and the generations. */
 function metrics(path, id) {
-  const colour = colourOf(id);
   const speed = chart({ caption: "Throughput", draw: overSteps });
   const grid = el(".charts", {}, speed);
   const table = generations();
@@ -175,6 +175,7 @@ function metrics(path, id) {
   const whole = el(".measured", {}, el("section.card", { "aria-label": "Charts" }, grid), table);
   const marks = () => data.generations.slice(1).map(({ step, workers }) => ({ step, workers }));
   const draw = () => {
+    const colour = colourOf(id);
     const names = [...new Set(data.points.flatMap((point) => Object.keys(point.values)))].slice(0, 4);
     for (const name of names) {
       if (logged.has(name)) continue;

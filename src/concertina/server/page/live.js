@@ -6,7 +6,8 @@ import { calmly } from "./dom.js";
 import { ENDED } from "./words.js";
 
 const PAGE = 500; // jobs per request
-const MOST = 1000; // jobs that the page keeps; the rest is a matter for the API
+const MOST = 2000; // live jobs that the page keeps
+const NEWEST = 300; // jobs of any kind that it begins with; the rest is a matter for the command line
 const WAITS_S = [1, 2, 4, 8, 15];
 
 export const known = {
@@ -39,20 +40,26 @@ function put(job) {
   }
 }
 
-async function readJobs() {
+async function pages(query, most) {
   const found = [];
   let after = "", total = 0;
   do {
-    const page = await get(`jobs?limit=${PAGE}${after ? `&after=${encodeURIComponent(after)}` : ""}`);
+    const page = await get(`jobs?${query}&limit=${Math.min(PAGE, most)}${after ? `&after=${encodeURIComponent(after)}` : ""}`);
     found.push(...page.items);
     total = page.total;
     after = page.next;
-  } while (after && found.length < MOST);
-  deal(found);
-  const kept = new Set(found.map((job) => job.id));
-  for (const id of [...known.jobs.keys()]) if (!kept.has(id)) known.jobs.delete(id);
-  found.forEach(put);
-  known.total = total;
+  } while (after && found.length < most);
+  return { found, total };
+}
+
+/** All that live, and the newest of the others. */
+async function readJobs() {
+  const [live, newest] = await Promise.all([pages("phase=running&phase=waiting&phase=submitted", MOST), pages("order=newest", NEWEST)]);
+  const found = new Map([...live.found, ...newest.found].map((job) => [job.id, job]));
+  deal([...found.values()]);
+  for (const id of [...known.jobs.keys()]) if (!found.has(id)) known.jobs.delete(id);
+  for (const job of found.values()) put(job);
+  known.total = newest.total;
 }
 
 async function readCluster() { known.cluster = await get("cluster"); }
@@ -102,21 +109,22 @@ export async function follow() {
   addEventListener("online", retry);
   document.addEventListener("visibilitychange", () => { if (!document.hidden) retry(); });
   for (;;) {
+    const attempt = new AbortController();
+    let failed = null;
     try {
       await stream("events", {
         lastId,
-        signal: new AbortController().signal,
+        signal: attempt.signal,
         got: (message) => { if (message.id) lastId = message.id; got(message); },
         opened: () => {
           // Reading after the stream is open: what happens in between comes as an event.
-          readAll().then(() => { misses = 0; link("live"); }, (error) => link("away", { error, retryAt: now() + 1 }));
+          readAll().then(() => { misses = 0; link("live"); }, (error) => { failed = error; attempt.abort(); });
         },
       });
-      link("away", { retryAt: now() + WAITS_S[0] });
-    } catch (error) {
-      link("away", { error, retryAt: now() + WAITS_S[Math.min(misses, WAITS_S.length - 1)] });
-    }
-    await pause(WAITS_S[Math.min(misses, WAITS_S.length - 1)]);
+    } catch (error) { failed ||= error; }
+    const wait = WAITS_S[Math.min(misses, WAITS_S.length - 1)];
+    link("away", { error: failed, retryAt: now() + wait });
+    await pause(wait);
     misses += 1;
   }
 }

@@ -92,7 +92,8 @@ function jobList() {
   const more = el("button", { type: "button", hidden: true, on: { click: () => { chosen.rows += MORE; list.update(); } } });
   const filters = filterBar(() => { chosen.rows = MORE; list.update(); });
   const head = ["Job", "Phase", "Progress", "Workers", "Deadline", "Why"].map((words) => el("th", { scope: "col" }, words));
-  const list = el("div", {}, filters, el("table.jobs", {}, el("thead", {}, el("tr", {}, head)), body), none, more);
+  const beyond = el("p.note", { hidden: true });
+  const list = el("div", {}, filters, el("table.jobs", {}, el("thead", {}, el("tr", {}, head)), body), none, more, beyond);
   list.update = () => {
     const jobs = [...known.jobs.values()];
     const fit = ordered(jobs.filter(matches));
@@ -100,6 +101,8 @@ function jobList() {
     none.hidden = fit.length > 0;
     more.hidden = fit.length <= chosen.rows;
     text(more, `Show more of ${plural(fit.length, "job")}`);
+    beyond.hidden = known.total <= jobs.length;
+    text(beyond, `The page holds ${jobs.length.toLocaleString()} of ${plural(known.total, "job")}: all that live and the newest others. For the rest: concertina jobs --all`);
     filters.update(jobs);
   };
   return list;

@@ -50,8 +50,8 @@ export function deadline() {
 }
 
 /** What to show where there is nothing: what it means, and what to do. */
-export function empty(title, sentence, command) {
-  return el(".empty", {}, el("p.title", {}, title), sentence ? el("p", {}, sentence) : null, command ? el("code.command", {}, command) : null);
+export function empty(title, sentence, command, more = null) {
+  return el(".empty", {}, el("p.title", {}, title), sentence ? el("p", {}, sentence) : null, command ? el("code.command", {}, command) : null, more);
 }
 
 export const loading = (sentence) => el("p.loading", {}, sentence);

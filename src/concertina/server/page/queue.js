@@ -19,7 +19,7 @@ export function show(main) {
     if (!known.ready) return;
     const jobs = line();
     if (!jobs.length) {
-      if (!place.querySelector(".empty")) fill(place, empty("Nobody waits", "Every job that was taken has slots. What would happen to one more?", ""), el("p", {}, el("a.button", { href: "#/ask" }, "Ask what if")));
+      if (!place.querySelector(".empty")) fill(place, empty("Nobody waits", "Every job that was taken has slots. What would happen to one more?", "", el("a.button", { href: "#/ask" }, "Ask what if")));
       return;
     }
     if (!place.contains(list)) fill(place, list);
@@ -46,8 +46,8 @@ function item(job) {
   const chip = phaseChip(), due = deadline();
   const why = el("p.why"), when = el("p.when"), since = el("small");
   const whole = el("li.card", {}, el(".head", {}, link, chip, since), why, when, due);
-  whole.style.setProperty("--job", colourOf(job.id));
   whole.update = (now_) => {
+    whole.style.setProperty("--job", colourOf(now_.id));
     text(link, now_.name || now_.id);
     chip.update(now_);
     due.update(now_);

@@ -1,4 +1,4 @@
-"""The page's colours can be read, in both themes (WCAG 2: 4.5 to 1 for text, 3 to 1 for what is drawn)."""
+"""The files of the page. Colours can be read, in both themes (WCAG 2: 4.5 to 1 for text, 3 to 1 for what is drawn)."""
 
 import re
 from importlib import resources
@@ -51,3 +51,9 @@ def test_no_file_of_the_page_names_another_host() -> None:
         for address in re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}[^\s\"']*", file.read_text("utf-8"))
     }
     assert addresses <= {("mark.svg", "http://www.w3.org/2000/svg")}  # a name, not an address
+
+
+def test_the_page_asks_for_each_of_its_modules_at_once() -> None:
+    index = (PAGE / "index.html").read_text("utf-8")
+    there = {file.name for file in PAGE.iterdir() if file.name.endswith(".js")}
+    assert set(re.findall(r'(?:src|href)="static/([a-z]+\.js)"', index)) == there

@@ -1,0 +1,219 @@
+"""The part of a turn that asks the policy: measure what is unknown, admit, share out, grant. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from concertina.cluster import profiling
+from concertina.cluster.curves import merged
+from concertina.cluster.grants import Holding, Nodes, grant
+from concertina.cluster.records import Curve, JobState
+from concertina.cluster.settle import change, known_work
+from concertina.cluster.slots import counted, listed, node_of, usable
+from concertina.cluster.turn_books import Books
+from concertina.cluster.views import Live, Notes, curves_of, readable, snapshot_of, spec_of, total_slots
+from concertina.core.errors import ConcertinaError
+from concertina.core.job import JobPhase, JobSpec, Reserved
+from concertina.core.plan import Admitted, Plan
+from concertina.policies.base import Policy
+from concertina.policies.round import GANGS, run_round
+
+MEASURED_FIRST = "it is measured before it is admitted"
+
+
+class PolicyRound:
+    """One round. `hold` does it all; afterwards the policy's notes are here."""
+
+    def __init__(self, books: Books, policy: Policy) -> None:
+        self.books, self.policy = books, policy
+        before = books.before
+        self.notes: Mapping[str, tuple[int, float]] = before.notes
+        self.reserved: Mapping[str, Reserved] = before.reserved
+        self.specs: dict[str, tuple[JobState, JobSpec]] = {}
+        self.slots = total_slots(books.nodes)
+        self.gang = policy.admission in GANGS
+
+    def hold(self) -> float | None:
+        """When the policy wants to be asked again."""
+        books = self.books
+        self._refuse_giants()
+        self._measure()
+        ready = self._ready()
+        books.dirty = False
+        plan = self._plan(ready)
+        if plan is None:
+            return None
+        self.notes = plan.notes
+        self.reserved = self.reserved if plan.reserved is None else plan.reserved
+        self._admit(plan)
+        targets: dict[str, Nodes] = {job: nodes for job, nodes in plan.placement.nodes.items() if nodes}
+        reasons = {action.job_id: readable(action.reason) for action in plan.actions}
+        self._borrow([job for job in ready if job.state.profiling], targets, reasons)
+        self._grant(targets, reasons)
+        return plan.wake_s
+
+    # -- jobs that nobody knows yet ----------------------------------------------------------------------------------
+
+    def _refuse_giants(self) -> None:
+        """Jobs that could not even be measured here."""
+        nodes = self.books.nodes
+        kinds = {node.device_type for node in nodes}
+        most = max((sum(n.slots for n in nodes if n.device_type == kind) for kind in kinds), default=0)
+        for job in self.books.submitted() if nodes else ():
+            if job.request.min_workers > most:
+                needs = f"it needs at least {job.request.min_workers} workers"
+                self.books.refuse(job.state, f"{needs}; the cluster has {counted(most)} of one type")
+
+    def _measure(self) -> None:
+        """Who is measured, and whose measuring is over."""
+        books = self.books
+        submitted = books.submitted()
+        chosen = profiling.measurers(submitted, books.curves)
+        for job in submitted:
+            state = job.state
+            if state.curve in books.curves:
+                if state.profiling or state.work is None:
+                    books.keep(replace(state, profiling=False, work=self._work(job)))
+            elif chosen[state.curve] == job.id:
+                state = profiling.begun(job, books.now).state
+                books.keep(state if state.profiling else replace(state, profiling=True, reason=MEASURED_FIRST))
+            else:
+                why = f"it waits until {chosen[state.curve]} has shown how fast this kind of job is"
+                books.keep(replace(state, profiling=False, reason=why))
+        for job in [job for job in books.submitted() if job.state.profiling and job.state.slots]:
+            if profiling.walk(job, self._idle(), books.now).over:
+                self._measured(job)
+
+    def _work(self, job: Live) -> float | None:
+        known = self.books.curves.get(job.state.curve)
+        total = (job.seen.total_steps if job.seen else 0) or (known.total_steps if known else 0)
+        return known_work(job.request.steps, total)
+
+    def _measured(self, job: Live) -> None:
+        assert job.seen is not None
+        why = "measured before it was admitted"
+        known = merged(None, job.state.curve, job.seen.speeds, job.seen.total_steps, why)
+        if known is not None:
+            self.books.learn(known)
+            self.books.keep(replace(job.state, profiling=False, work=self._work(job)))
+            self.books.tell("measured", job.id, _speeds(known))
+
+    def _idle(self) -> int:
+        """Slots that nobody has, and what measured jobs have borrowed beyond their fewest."""
+        books = self.books
+        measured = [job for job in books.submitted() if job.state.profiling]
+        borrowed = sum(max(len(job.state.slots) - job.fewest, 0) for job in measured)
+        return len(set(usable(books.nodes)) - books.busy()) + borrowed
+
+    def _borrow(self, probes: list[Live], targets: dict[str, Nodes], reasons: dict[str, str]) -> None:
+        """Let measured jobs grow over slots that the plan leaves idle."""
+        room: dict[str, int] = {}
+        for slot in usable(self.books.nodes):
+            room[node_of(slot)] = room.get(node_of(slot), 0) + 1
+        for nodes in targets.values():
+            for node, count in nodes:
+                room[node] -= count
+        for job in probes:
+            if job.id not in targets or not job.state.slots:
+                reasons[job.id] = MEASURED_FIRST
+                continue
+            step = profiling.walk(job, sum(room.values()), self.books.now)
+            wanted = dict(targets[job.id])
+            for node in sorted(room, key=lambda name: (name not in wanted, -room[name], name)):
+                more = max(min(step.workers - sum(wanted.values()), room[node]), 0)
+                if more:
+                    wanted[node], room[node] = wanted.get(node, 0) + more, room[node] - more
+            targets[job.id] = tuple(sorted(wanted.items()))
+            reasons[job.id] = step.reason or job.state.reason
+
+    # -- the policy --------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> list[Live]:
+        """Jobs that the policy is shown."""
+        books, shown, admitted = self.books, [], 0
+        for job in books.jobs():
+            state = job.state
+            new = state.phase is JobPhase.SUBMITTED and not state.profiling
+            if new and (state.curve not in books.curves or admitted >= books.facts.admit_most):
+                continue
+            if why := self._specified(job) or (profiling.refusal(job) if new else ""):
+                books.refuse(state, why)
+                continue
+            admitted += new
+            shown.append(job)
+        return shown
+
+    def _specified(self, job: Live) -> str:
+        """Notes the job's specification; why there is none."""
+        state = job.state
+        known = self.books.before.specs.get(job.id)
+        if known is not None and known[0] is state and state.work is not None:
+            self.specs[job.id] = known
+            return ""
+        try:
+            self.specs[job.id] = state, spec_of(job, self.books.curves, self.slots, gang=self.gang)
+        except ConcertinaError as error:
+            return str(error)
+        return ""
+
+    def _plan(self, ready: list[Live]) -> Plan | None:
+        books = self.books
+        specs = {job_id: spec for job_id, (_, spec) in self.specs.items()}
+        try:
+            notes = Notes(levels=self.notes, reserved=self.reserved)
+            snapshot = snapshot_of(ready, specs, books.nodes, notes, books.now)
+            if snapshot is None:
+                return None
+            plan = run_round(snapshot, self.policy, curves_of(ready, books.curves, self.slots))
+        except Exception as error:  # whatever a policy does, the jobs go on with what they have
+            told = f"{type(error).__name__}: {error}"
+            books.tell("round failed", reason=told)
+            books.cluster = replace(books.cluster, error=told)
+            return None
+        if books.cluster.error:
+            books.cluster = replace(books.cluster, error="")
+        return plan
+
+    def _admit(self, plan: Plan) -> None:
+        books = self.books
+        for answer in plan.answers:
+            state = books.states[answer.job_id]
+            reason = readable(answer.reason)
+            if isinstance(answer, Admitted):
+                phase = JobPhase.RUNNING if state.slots else JobPhase.WAITING  # measured on its slots, it trains on
+                state = change(state, books.now, reason, phase=phase)
+                books.keep(replace(state, promised_s=answer.promised_s, admitted_s=books.now))
+            else:
+                state = change(state, books.now, reason, phase=JobPhase.REJECTED)
+                books.keep(replace(state, earliest_s=answer.earliest_s))
+        states = books.states.values()  # not all may have been looked at
+        books.dirty = any(s.phase is JobPhase.SUBMITTED and s.curve in books.curves for s in states)
+
+    def _grant(self, targets: dict[str, Nodes], reasons: dict[str, str]) -> None:
+        books, requests = self.books, self.books.facts.requests
+        concerned = [job for job, s in books.states.items() if job in targets or s.slots or s.attempt]
+        holdings = {}
+        for job_id in sorted(concerned, key=lambda job: (requests[job].submitted_s, job)):
+            state, used = books.states[job_id], books.occupied(job_id)
+            if job_id in targets or state.slots or used:
+                fewest = 1 if state.phase.is_end else books.live(job_id).fewest
+                holdings[job_id] = Holding(granted=state.slots, occupied=used, fewest=fewest)
+        for job_id, slots in grant(targets, holdings, usable(books.nodes)).items():
+            state = books.states[job_id]
+            if state.phase.is_end:
+                continue
+            if slots != state.slots:
+                books.give(job_id, slots, reasons.get(job_id) or self._usual(state, slots))
+            elif not slots and job_id in targets:
+                told = f"{reasons.get(job_id, state.reason)}; its slots are on their way{self._from(job_id)}"
+                books.note(replace(state, reason=told))
+
+    def _usual(self, state: JobState, slots: tuple[str, ...]) -> str:
+        return state.reason if slots else "the policy has no slots for it now"
+
+    def _from(self, job_id: str) -> str:
+        others = [other for other, s in self.books.states.items() if s.releasing and other != job_id]
+        return f" from {listed(others)}" if others else ""
+
+
+def _speeds(curve: Curve) -> str:
+    return ", ".join(f"{speed:.3g} steps/s on {count}" for count, speed in curve.speeds.items())

@@ -1,0 +1,242 @@
+"""Whole turns of the controller, on a cluster made of numbers that obeys."""
+
+from dataclasses import replace
+
+from tests.property.cluster_model import World, node
+
+from concertina.cluster.records import ClusterState, Curve, JobRequest, NodePhase, NodeState, Op
+from concertina.cluster.turn import decide
+from concertina.cluster.turn_types import Facts, Memory
+from concertina.cluster.views import live_policy
+from concertina.core.job import JobPhase
+
+KNOWN = {"kind-()": Curve(key="kind-()", speeds={1: 1.0, 2: 1.8, 4: 3.1})}
+
+
+def world(slots: int = 4) -> World:
+    found = World(0, (node("n", slots),))
+    found.curves = dict(KNOWN)
+    return found
+
+
+def settle(world: World, turns: int = 6) -> None:
+    """A few seconds in which every keeper does all it should but train."""
+    for _ in range(turns):
+        world.turn()
+        obey(world)
+        world.now += 1.0
+
+
+def obey(world: World) -> None:
+    for process in list(world.processes):
+        world.locks[process.job] = process
+        for move in (world._read, *[world._workers] * 8, world._write):
+            if process in world.processes:
+                move(process)
+
+
+def test_a_job_alone_gets_all_and_shrinks_for_one_with_a_deadline() -> None:
+    here = world()
+    first = here.submit(steps=10_000)
+    settle(here)
+    assert len(here.states[first].slots) == 4
+    second = here.submit(steps=400, deadline_s=here.now + 300)
+    settle(here)
+    a, b = here.states[first], here.states[second]
+    assert (b.phase, b.promised_s) == (JobPhase.RUNNING, here.requests[second].deadline_s)
+    assert len(a.slots) + len(b.slots) == 4
+    assert len(b.slots) >= 2
+    assert a.history[-1].reason == a.reason != ""
+    assert {line.workers for line in a.history} >= {0, 4}
+    assert here.processes[0].workers == set(a.slots)
+
+
+def test_a_deadline_that_can_not_be_kept_is_refused_with_the_earliest_that_could() -> None:
+    here = world()
+    name = here.submit(steps=10_000, deadline_s=here.now + 60)
+    settle(here, 1)
+    state = here.states[name]
+    assert state.phase is JobPhase.REJECTED
+    assert "it can not be done by then" in state.reason
+    assert "could be promised" in state.reason
+    assert "18000" not in state.reason, "a moment, not seconds since 1970"
+    assert state.earliest_s is not None
+    assert state.earliest_s > here.now + 3000
+
+
+def test_a_job_that_nobody_knows_is_measured_on_what_is_idle_then_admitted() -> None:
+    here = world()
+    here.curves = {}
+    name = here.submit(steps=4000, deadline_s=here.now + 5000)
+    counts = []
+    for _ in range(40):
+        settle(here, 1)
+        for process in here.processes:
+            process.step += 3
+            here._write(process)
+        counts.append(len(here.states[name].slots))
+        if here.states[name].phase is JobPhase.RUNNING:
+            break
+    state = here.states[name]
+    assert state.phase is JobPhase.RUNNING
+    assert state.promised_s == here.requests[name].deadline_s
+    assert [n for i, n in enumerate(counts) if n not in counts[:i]] == [1, 2, 4]
+    assert here.curves["kind-()"].speeds == {1: 1.0, 2: 1.8, 4: 3.1}
+    assert len({p.attempt for p in here.processes}) == 1, "measuring costs no restart"
+
+
+def test_of_two_jobs_of_one_unknown_kind_the_second_waits_for_the_first() -> None:
+    here = world()
+    here.curves = {}
+    first, second = here.submit(), here.submit()
+    settle(here, 2)
+    assert here.states[first].profiling
+    assert here.states[first].slots
+    assert here.states[second].reason == f"it waits until {first} has shown how fast this kind of job is"
+    here.ask(Op.CANCEL, first)
+    settle(here)
+    assert here.states[second].profiling, "then it is its turn"
+
+
+def test_room_is_made_to_measure_a_newcomer() -> None:
+    here = world()
+    long = here.submit(steps=10_000)
+    settle(here)
+    here.requests["new"] = replace(here.requests[long], id="new", args=("new",), submitted_s=here.now)
+    settle(here)
+    assert here.states["new"].profiling
+    assert len(here.states["new"].slots) == 1
+    assert 1 <= len(here.states[long].slots) <= 3
+
+
+def test_a_deadline_without_a_known_amount_of_work_is_refused_in_words() -> None:
+    here = world()
+    name = here.submit(steps=0, deadline_s=here.now + 600)
+    settle(here, 1)
+    assert here.states[name].phase is JobPhase.REJECTED
+    assert "--steps" in here.states[name].reason
+
+
+def test_a_job_that_proves_slow_makes_a_round_and_its_curve_is_corrected() -> None:
+    here = world()
+    other = here.submit(steps=100_000)
+    name = here.submit(steps=900, deadline_s=here.now + 800)
+    settle(here)
+    before = len(here.states[name].slots)
+    assert before < 4
+    seen = here.seen[name]
+    here.seen[name] = replace(seen, step=40, speeds={before: 0.6 * KNOWN["kind-()"].speeds[before]})
+    here.turn()
+    state = here.states[name]
+    assert state.speeds[before] == 0.6 * KNOWN["kind-()"].speeds[before]
+    obey(here)
+    settle(here)
+    assert len(here.states[name].slots) > before, here.states[other]
+
+
+def test_reclaimed_slots_are_left_in_a_hurry_and_come_back() -> None:
+    here = world()
+    name = here.submit(steps=10_000)
+    settle(here)
+    asked = here.ask(Op.RECLAIM, number=2)
+    here.turn()
+    state = here.states[name]
+    assert (len(state.slots), state.vacate_s) == (2, 2.0)
+    assert state.reason == "2 slots were reclaimed for somebody else; it goes on with 2 slots"
+    assert here.answers[asked].accepted  # type: ignore[attr-defined]
+    obey(here)
+    settle(here)
+    assert len(here.states[name].slots) == 2
+    here.ask(Op.RETURN)
+    settle(here)
+    assert len(here.states[name].slots) == 4
+
+
+def test_down_suspends_everybody_and_keeps_them() -> None:
+    here = world()
+    names = [here.submit(steps=1000) for _ in range(3)]
+    settle(here)
+    here.ask(Op.DOWN)
+    settle(here)
+    assert not here.processes
+    assert {here.states[name].phase for name in names} == {JobPhase.WAITING}
+    here.cluster = replace(here.cluster, going_down=False)
+    here.memory = None
+    settle(here)
+    assert any(here.states[name].slots for name in names)
+
+
+def test_jobs_leave_a_node_that_is_drained_or_lost() -> None:
+    here = World(0, (node("x", 2), node("y", 2)))
+    here.curves = dict(KNOWN)
+    name = here.submit(steps=1000)
+    settle(here)
+    assert len(here.states[name].slots) == 4
+    here.ask(Op.DRAIN, "x")
+    settle(here)
+    assert set(here.states[name].slots) == {"y/0", "y/1"}
+    here.nodes = (here.nodes[0], replace(here.nodes[1], phase=NodePhase.LOST))
+    settle(here)
+    assert here.states[name].slots == ()
+
+
+def test_a_resize_holds_until_it_is_taken_back() -> None:
+    here = world()
+    name = here.submit(steps=10_000)
+    settle(here)
+    here.ask(Op.RESIZE, name, 1)
+    settle(here)
+    assert len(here.states[name].slots) == 1
+    here.ask(Op.RESIZE, name, 0)
+    settle(here)
+    assert len(here.states[name].slots) == 4
+
+
+def test_a_settled_cluster_is_left_alone() -> None:
+    here = world()
+    for _ in range(3):
+        here.submit(steps=5000)
+    settle(here, 10)
+    orders = {name: state.order for name, state in here.states.items()}
+    settle(here, 40)
+    assert {name: state.order for name, state in here.states.items()} == orders
+
+
+def test_a_policy_that_breaks_costs_nobody_anything() -> None:
+    class Broken:
+        name = paper = admission = "fits-elastic"
+
+        def allocate(self, table: object) -> None:
+            raise ZeroDivisionError("division by zero")
+
+    here = world()
+    name = here.submit(steps=10_000)
+    settle(here)
+    memory, facts = here.memory, here._look(here.memory)  # type: ignore[arg-type]
+    assert memory is not None
+    decision = decide(replace(memory, dirty=True), facts, Broken())  # type: ignore[arg-type]
+    assert decision.memory.cluster.error == "ZeroDivisionError: division by zero"
+    assert decision.memory.live[name].slots == here.states[name].slots
+
+
+def test_senseless_requests_are_refused_at_once() -> None:
+    facts = Facts(
+        now=1.8e9,
+        nodes=(NodeState(id="n", device_type="cpu", slots=2),),
+        requests={},
+        fresh=(),
+    )
+    wide = JobRequest(id="wide", name="", user="", script="s", virtual=8, min_workers=4)
+    odd = JobRequest(id="odd", name="", user="", script="gone.py")
+    upside = JobRequest(id="upside", name="", user="", script="s", virtual=2, min_workers=3)
+    requests = {r.id: r for r in (wide, odd, upside)}
+    facts = replace(facts, requests=requests, fresh=tuple(requests.values()), kinds={"wide": "k", "upside": "k"})
+    memory = Memory(cluster=ClusterState(policy="concertina", backend="x"))
+    found = decide(memory, facts, live_policy("concertina"))
+    reasons = {job: state.reason for job, state in found.states.items() if state.phase is JobPhase.REJECTED}
+    assert reasons == {
+        "wide": "it needs at least 4 workers; the cluster has 2 slots of one type",
+        "odd": "its script gone.py can not be read on this machine",
+        "upside": "it asks for at least 3 workers and for at most 2",
+    }
+    assert set(found.at_rest) == set(requests)

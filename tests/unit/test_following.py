@@ -1,0 +1,281 @@
+"""A newcomer that steps along with a member ends with the member's bits, whatever happens on the way."""
+
+import os
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from concertina.runtime.buckets import BucketLayout, DdpOptions
+from concertina.runtime.catch_up import ELEMENTWISE, LEAVES_GRADIENTS, CatchUp
+from concertina.runtime.desk import METAS, Desk
+from concertina.runtime.handover import pack, unpack
+from concertina.runtime.prepared import Prepared
+from concertina.runtime.shown import Shown
+from concertina.runtime.state_map import describe
+from concertina.runtime.sums import OthersSums, SharedSums
+
+
+def prepared_of(kind: Any, seed: int, **options: Any) -> Prepared:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 1))
+    return Prepared.sort((model, kind(model.parameters(), **options)))
+
+
+class Member:
+    """What `shown.py` does in a member, by hand; in this process, whose memory a newcomer can read as well."""
+
+    def __init__(self, kind: Any, shares: bool, **options: Any) -> None:
+        self.prepared = prepared_of(kind, 1, **options)
+        self.optimizer = self.prepared.optimizers[0]
+        self.params = list(self.prepared.model.parameters())
+        layout = BucketLayout.initial(self.params, DdpOptions())
+        self.sums = SharedSums(layout)
+        self.grads = dict(zip(layout.buckets[0], layout.views(0, self.sums.flats[0]), strict=True))
+        self.shared = [self.sums.where] if shares else []
+        self.desk = Desk.create(2, 100)
+        self.number = 0
+
+    def begin(self) -> None:
+        """Up to the moment right before the optimizer acts."""
+        step = self.number + 1
+        self.desk.overwritten = step
+        for i, p in enumerate(self.params):
+            self.grads[i].copy_(torch.randn(p.shape))
+            p.grad = self.grads[i]
+        self.desk.clock = 2 * self.number + 1
+        self.desk.note(
+            {
+                "step": step,
+                "optimizer": 0,
+                "groups": [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups],
+                "grads": [[i, g.data_ptr()] for i, g in self.grads.items()],
+                "shared": self.shared,
+            }
+        )
+
+    def end(self, updates: int = 1, spoiled: bool = False) -> None:
+        self.optimizer.step()
+        self.number += 1
+        self.desk.clock = 2 * self.number
+        self.desk.note({"step": self.number, "updates": updates, "spoiled": spoiled})
+
+    def step(self) -> None:
+        self.begin()
+        self.end()
+
+
+def follow(member: Member, kind: Any, **options: Any) -> tuple[CatchUp, Prepared]:
+    newcomer = prepared_of(kind, 2, **options)
+    description = describe(member.prepared)
+    assert description is not None
+    return CatchUp(os.getpid(), member.desk, newcomer, description), newcomer
+
+
+def all_tensors(prepared: Prepared) -> list[torch.Tensor]:
+    kept = [t for p in prepared.model.parameters() for t in prepared.optimizers[0].state[p].values()]
+    return [*prepared.model.parameters(), *(t for t in kept if isinstance(t, torch.Tensor))]
+
+
+def settle(catch_up: CatchUp) -> None:
+    for _ in range(100):
+        if catch_up.in_step:
+            return
+        catch_up.work()
+    raise AssertionError("not in step")
+
+
+def assert_same(member: Member, newcomer: Prepared) -> None:
+    ours, theirs = all_tensors(newcomer), all_tensors(member.prepared)
+    assert len(ours) == len(theirs)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+KINDS = [
+    (torch.optim.AdamW, {"fused": True}),
+    (torch.optim.Adam, {"foreach": True, "weight_decay": 0.1}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    (torch.optim.RMSprop, {}),
+]
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+def test_it_steps_at_the_same_time_and_comes_to_the_same(kind: Any, options: Any, shares: bool) -> None:
+    member = Member(kind, shares, **options)
+    member.step()
+    catch_up, newcomer = follow(member, kind, **options)
+    settle(catch_up)
+    for _ in range(3):
+        member.begin()
+        while catch_up.follow_note():  # beside the member's optimizer, not after it
+            pass
+        member.end()
+    assert catch_up.reaches(member.number)
+    assert catch_up.finish(member.number) == 0
+    assert_same(member, newcomer)
+    assert bool(catch_up._grads) == (not shares or kind not in LEAVES_GRADIENTS)  # copies only where there must be
+
+
+def test_gradients_that_are_overwritten_too_soon_are_not_trusted() -> None:
+    member = Member(torch.optim.AdamW, shares=True)
+    member.step()
+    catch_up, newcomer = follow(member, torch.optim.AdamW)
+    settle(catch_up)
+    member.begin()
+    member.end()
+    member.desk.overwritten = member.number + 1  # the next step's have come before the newcomer looked
+    for grad in member.grads.values():
+        grad.zero_()
+    while catch_up.follow_note():
+        pass
+    assert not catch_up.in_step
+    settle(catch_up)
+    member.step()
+    assert catch_up.reaches(member.number)
+    catch_up.finish(member.number)
+    assert_same(member, newcomer)
+
+
+@pytest.mark.parametrize(("updates", "spoiled"), [(1, True), (2, False)])
+def test_a_step_that_cannot_be_made_here_is_copied_in_the_end(updates: int, spoiled: bool) -> None:
+    member = Member(torch.optim.AdamW, shares=True)
+    member.step()
+    catch_up, newcomer = follow(member, torch.optim.AdamW)
+    for _ in range(4):
+        settle(catch_up)
+        member.begin()
+        member.end(updates, spoiled)
+    assert catch_up.reaches(member.number)
+    assert catch_up.finish(member.number) > 0
+    assert_same(member, newcomer)
+
+
+def test_whoever_misses_notes_begins_again() -> None:
+    member = Member(torch.optim.AdamW, shares=True)
+    member.step()
+    catch_up, newcomer = follow(member, torch.optim.AdamW)
+    settle(catch_up)
+    for _ in range(METAS):
+        member.step()
+    settle(catch_up)
+    member.step()
+    assert catch_up.reaches(member.number)
+    assert catch_up.finish(member.number) == 0
+    assert_same(member, newcomer)
+
+
+def test_the_place_of_sums_that_another_segment_has_taken_over_is_not_used() -> None:
+    param = torch.zeros(3)
+    layout = BucketLayout.initial([param], DdpOptions())
+    first, second = SharedSums(layout), SharedSums(layout)
+    base, size, _, token = first.where
+    address = first.flats[0].data_ptr()
+    assert OthersSums().find([first.where], address, param) is not None
+    assert OthersSums().find([(base, size, second.where[2], token)], address, param) is None
+
+
+VARIANTS = [{}, {"foreach": True}, {"foreach": False}, {"weight_decay": 0.1, "maximize": True}, {"fused": True}]
+
+
+@pytest.mark.parametrize("options", VARIANTS)
+@pytest.mark.parametrize("kind", LEAVES_GRADIENTS)
+def test_optimizers_that_use_the_members_gradients_do_not_write_to_them(kind: Any, options: Any) -> None:
+    assert kind in ELEMENTWISE
+    prepared = prepared_of(kind, 1, lr=0.1, **options)
+    params = list(prepared.model.parameters())
+    for p in params:
+        p.grad = torch.randn_like(p)
+    before = [p.grad.clone() for p in params if p.grad is not None]
+    for _ in range(2):
+        prepared.optimizers[0].step()
+    assert all(torch.equal(p.grad, b) for p, b in zip(params, before, strict=True) if p.grad is not None)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"betas": (0.9, 0.999), 3: [None, True, 1.5, "x"], "nested": {"t": (1, [2, (3,)])}, "inf": float("inf")},
+        {"of torch": Counter({30: 1}), "betas": (0.9, 0.999)},
+    ],
+)
+def test_what_is_handed_over_comes_back_as_it_was(state: Any) -> None:
+    back = unpack(pack(state))
+    assert back == state
+    assert type(back["betas"]) is tuple
+
+
+def test_tensors_can_be_handed_over_too() -> None:
+    back = unpack(pack({"average": torch.arange(3.0), "betas": (1, 2)}))
+    assert torch.equal(back["average"], torch.arange(3.0))
+    assert back["betas"] == (1, 2)
+
+
+class Shows:
+    """A member with `shown.py` itself, and nothing else around it."""
+
+    def __init__(self) -> None:
+        self.prepared = prepared_of(torch.optim.AdamW, 1)
+        self.desk = Desk.create(2, 100)
+        self.engine = SimpleNamespace(reducer=object(), on_update=None, before_results=None, on_spoiled=None)
+        wanted = SimpleNamespace(joiners=(7,), generation=3)
+        membership = SimpleNamespace(wanted=wanted, in_background=lambda work: work())
+        self.shown = Shown(cast(Any, self.engine), cast(Any, membership), self.desk)
+        self.shown.prepared = self.prepared
+        self.step()  # the optimizer makes its state
+        self.shown.show()
+
+    def step(self) -> None:
+        for p in self.prepared.model.parameters():
+            p.grad = torch.randn_like(p)
+        if self.engine.on_update is not None:
+            self.engine.on_update(0)
+        self.prepared.optimizers[0].step()
+        self.shown.step += 1
+
+    def last_note(self) -> dict[str, Any]:
+        note = self.desk.read_note(self.desk.noted)
+        assert note is not None
+        return note
+
+
+def _zero(grad: torch.Tensor) -> None:
+    grad.data.zero_()  # as scripts of old do it, past autograd's counting of versions
+
+
+@pytest.mark.parametrize(("meddle", "spoiled"), [(lambda grad: None, False), (_zero, True)])
+def test_gradients_that_a_script_changes_after_the_update_spoil_the_step(meddle: Any, spoiled: bool) -> None:
+    member = Shows()
+    for _ in range(2):
+        member.step()
+        assert member.last_note()["step"] == member.shown.step
+        assert member.desk.clock % 2 == 1
+        for p in member.prepared.model.parameters():
+            meddle(p.grad)
+        member.shown.show()
+        assert member.last_note() == {"step": member.shown.step, "updates": 1, "spoiled": spoiled}
+        assert member.desk.clock == 2 * member.shown.step
+
+
+def test_state_that_has_moved_is_described_again() -> None:
+    member = Shows()
+    before = member.desk.described
+    member.step()
+    param = next(iter(member.prepared.model.parameters()))
+    state = member.prepared.optimizers[0].state[param]
+    state["exp_avg"] = state["exp_avg"].clone()
+    member.shown.show()
+    assert member.last_note()["spoiled"]
+    assert member.desk.described != before
+
+
+def test_tensors_among_hyperparameters_are_not_shown() -> None:
+    member = Shows()
+    member.prepared.optimizers[0].param_groups[0]["lr"] = torch.tensor(0.1)
+    member.step()
+    note = member.last_note()
+    assert note["optimizer"] == 0
+    assert "grads" not in note

@@ -1,0 +1,55 @@
+"""Charts are read from a job's events later than they were written, and over several runs of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from concertina.server.progress import Progress
+
+WALL = 1_700_000_000.0
+AT = 500.0  # the workers' clock at the same moment
+
+
+def event(kind: str, after_s: float, **more: Any) -> dict[str, Any]:
+    return {"time": WALL + after_s, "event": kind, **more}
+
+
+def sign(kind: str, after_s: float, worker: int, **more: Any) -> dict[str, Any]:
+    return event(kind, after_s, worker=worker, at=AT + after_s, **more)
+
+
+def a_run(begin_s: float, step: int) -> list[dict[str, Any]]:
+    """One worker starts, and a second one joins."""
+    started = {"generation": 0, "workers": 1, "members": [0], "step": step, "reason": "it starts"}
+    grown = {"generation": 1, "workers": 2, "members": [0, 1], "step": step + 2, "reason": "1 worker -> 2 workers"}
+    return [
+        sign("master_started", begin_s, -1),
+        event("generation_started", begin_s + 1, **started),
+        sign("worker_started", begin_s + 1.5, 0),
+        sign("step", begin_s + 3, 0, step=step + 1, log={"loss": 1.0}),
+        sign("step", begin_s + 4, 0, step=step + 2, log={"loss": 0.5}),
+        event("change_begun", begin_s + 4, generation=1, joiners=[1], leavers=[]),
+        sign("worker_started", begin_s + 4.25, 1),
+        event("generation_started", begin_s + 5, **grown),
+    ]
+
+
+def test_every_run_begins_its_own_generations_and_times_are_those_of_the_events(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs" / "little-1"
+    folder.mkdir(parents=True)
+    lines = a_run(0.0, 0) + a_run(100.0, 2)
+    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    chart = Progress(tmp_path).chart("little-1")
+    rows = [(g["generation"], g["step"], g["workers"], g["at_s"] - WALL, g["phases"]) for g in chart["generations"]]
+    assert rows == [
+        (0, 0, 1, 1.0, {"start": 0.5}),
+        (1, 2, 2, 5.0, {"start": 0.25}),
+        (0, 2, 1, 101.0, {"start": 0.5}),
+        (1, 4, 2, 105.0, {"start": 0.25}),
+    ]
+    assert [(point["step"], point["values"]["loss"]) for point in chart["points"]] == [
+        (1, 1.0),
+        (2, 0.5),
+        (3, 1.0),
+        (4, 0.5),
+    ]
