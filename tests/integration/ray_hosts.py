@@ -29,6 +29,7 @@ SETTINGS = {  # a silent host is noticed within about 4 s instead of 65
     "RAY_health_check_failure_threshold": "3",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),  # otherwise Ray makes one in the user's home
 }
 
