@@ -5,6 +5,7 @@ a process namespace, with which everything on it ends. `ray stop` is never used:
 """
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ SETTINGS = {  # a silent host is noticed within about 4 s instead of 65
     "RAY_health_check_failure_threshold": "3",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),  # otherwise Ray makes one in the user's home
 }
 
 

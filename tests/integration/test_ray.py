@@ -91,6 +91,7 @@ class Command:
             time.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_job_on_three_hosts_does_without_one_that_is_cut_off_and_uses_it_again(
     tmp_path: Path, cluster: RayHosts, wanted: Path

@@ -57,11 +57,12 @@ class _Node:
 class RayBackend:
     """Starts, signals and listens to the workers of one job on a Ray cluster."""
 
-    def __init__(self, log_dir: Path, threads: int, address: str = "auto") -> None:
+    def __init__(self, log_dir: Path, threads: int, address: str = "auto", hold: Sequence[int] = ()) -> None:
+        """The descriptors in `hold` stay open in everything that is started on this machine."""
         self._log_dir, self._threads = log_dir.absolute(), threads
-        self._connect(address)
+        self._own_connection = connect(address)
         self.address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        self._here = LocalBackend.open(log_dir, threads)
+        self._here = LocalBackend.open(log_dir, threads, hold)
         self._nodes: dict[str, _Node] = {}
         self._shunned: dict[str, float] = {}  # nodes on which something died, until when
         self._killed: dict[int, float] = {}  # worker -> when it counts as gone
@@ -74,19 +75,6 @@ class RayBackend:
         self._hosts = ray_nodes(threads)
         self._listener = threading.Thread(target=self._listen, name="concertina-ray", daemon=True)
         self._listener.start()
-
-    def _connect(self, address: str) -> None:
-        self._own_connection = not ray.is_initialized()
-        if not self._own_connection:
-            return
-        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls whose answers nobody waits for
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
-        except (ConnectionError, RuntimeError) as error:
-            raise UsageError(
-                f"no Ray cluster was found ({error}): start one with `ray start --head`, and with "
-                "`ray start --address=...` on the other machines"
-            ) from None
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
@@ -102,17 +90,15 @@ class RayBackend:
         return node.answered and node.question is not None and now - node.asked_at > SILENT_SECONDS
 
     def host_of(self, node: str) -> str:
-        known = next((host.address for host in self._hosts if host.name == node), "")
-        if node == HERE or known:
-            return known or self.address
-        with self._lock:
-            return self._nodes[node].host.address if node in self._nodes else ""
+        known = next((host.address for host in self._hosts if node in (host.name, host.address)), "")
+        return known or (self.address if node == HERE else node)
 
     def _node(self, name: str) -> _Node | None:
-        """With an actor on it; None if there is no such node any more."""
+        """By Ray's name or by address, with an actor on it; None if there is no such node any more."""
         with self._lock:
+            host = next((host for host in self._hosts if name in (host.name, host.address)), None)
+            name = host.name if host is not None else name
             known = self._nodes.get(name)
-            host = next((host for host in self._hosts if host.name == name), None)
             if known is not None or host is None:
                 return known
             where = NodeAffinitySchedulingStrategy(node_id=name, soft=False)
@@ -192,7 +178,7 @@ class RayBackend:
         self._nodes.clear()
         self._here.close()
         if self._own_connection:
-            ray.shutdown()
+            disconnect()
         for fd in (self._wake_read, self._wake_write):
             os.close(fd)
 
@@ -222,7 +208,7 @@ class RayBackend:
     def _look_at_nodes(self) -> None:
         try:
             self._hosts = ray_nodes(self._threads)
-        except (RayError, RuntimeError, OSError):
+        except OSError:
             return  # Ray's head does not answer: what we know is as good as any guess
         alive = {host.name for host in self._hosts}
         for name in [name for name in self._nodes if name not in alive]:
@@ -292,13 +278,46 @@ class RayBackend:
             os.write(self._wake_write, b".")
 
 
+def open_backend(log_dir: Path, threads: int, hold: Sequence[int] = ()) -> RayBackend:
+    """For keepers of a cluster's jobs."""
+    return RayBackend(log_dir, threads, hold=hold)
+
+
+def connect(address: str = "auto") -> bool:
+    """To the Ray cluster that this machine belongs to; False if this process is connected already."""
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of calls whose answers nobody waits for
+    if ray.is_initialized():
+        return False
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (ConnectionError, RuntimeError) as error:
+        raise UsageError(
+            f"no Ray cluster was found ({error}): start one with `ray start --head`, and with "
+            "`ray start --address=...` on the other machines"
+        ) from None
+    return True
+
+
+def disconnect() -> None:
+    ray.shutdown()
+
+
 def ray_nodes(threads: int = 1) -> list[Host]:
-    """The nodes that Ray holds for alive, by address: a slot per GPU, or without GPUs per so many cores."""
+    """The nodes that Ray holds for alive, by address: a slot per GPU, or without GPUs per so many cores.
+
+    OSError if Ray's head does not answer.
+    """
     found = []
-    known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    try:
+        known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    except (RayError, RuntimeError) as error:
+        raise OSError(f"Ray does not say which nodes there are ({error})") from None
     for node in known:
         resources = node.get("Resources", {})
-        slots = int(resources.get("GPU", 0)) or int(resources.get("CPU", 0)) // max(1, threads)
+        gpus, cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+        kinds = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
+        slots = gpus or cores // max(1, threads)
         if node["Alive"] and slots:
-            found.append(Host(node["NodeID"], node["NodeManagerAddress"], slots))
+            device = kinds[0] if gpus and kinds else "GPU" if gpus else ""
+            found.append(Host(node["NodeID"], node["NodeManagerAddress"], slots, device))
     return sorted(found, key=lambda host: host.address)

@@ -141,8 +141,15 @@ class JsonLines(logging.Formatter):
 def open_backend(settings: UpSettings) -> "ClusterBackend":
     from concertina.cluster.backend import LocalCluster
 
-    if settings.backend != "local":
-        raise UsageError(f"--backend {settings.backend} is not here yet: needed local")
+    if settings.backend == "ray":
+        try:
+            from concertina.cluster.ray_cluster import RayCluster
+        except ModuleNotFoundError as missing:
+            raise UsageError(
+                f"--backend ray needs the package {missing.name!r}, which is not installed: "
+                "pip install 'concertina[ray]'"
+            ) from None
+        return RayCluster(settings.store, settings.state)
     return LocalCluster.open(settings.store, settings.state, settings.slots)
 
 

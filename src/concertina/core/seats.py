@@ -11,6 +11,7 @@ class Host:
     name: str
     address: str  # at which workers on other hosts reach it
     slots: int
+    device: str = ""  # the type of its GPUs; empty: cores
 
 
 def choose(hosts: Sequence[Host], seated: Mapping[int, str]) -> Host | None:
