@@ -22,7 +22,7 @@ from concertina.cluster.codec import dump, load
 from concertina.cluster.controller_log import JsonLog
 from concertina.cluster.curves import kind_of
 from concertina.cluster.mirror import Mirror
-from concertina.cluster.records import ClusterState, JobRequest, JobState
+from concertina.cluster.records import ClusterState, JobRequest, JobSeen, JobState
 from concertina.cluster.slots import keeper_is_over
 from concertina.cluster.turn import decide
 from concertina.cluster.turn_types import Decision, Facts, Memory
@@ -176,7 +176,7 @@ class Controller:
     # -- a turn ------------------------------------------------------------------------------------------------------
 
     def _turn(self, store: Store, leadership: Leadership, books: Books) -> None:
-        facts = self._look(books)
+        facts = self._look(store, books)
         begun = time.perf_counter()
         decision = decide(books.memory, facts, self._policy)
         decided_ms = (time.perf_counter() - begun) * 1000
@@ -198,7 +198,7 @@ class Controller:
             for job, state in memory.live.items()
         )
 
-    def _look(self, books: Books) -> Facts:
+    def _look(self, store: Store, books: Books) -> Facts:
         mirror, now, live = self._mirror, time.time(), books.memory.live
         fresh = self._take_fresh(books)
         registered, gone = set(), set()
@@ -210,7 +210,8 @@ class Controller:
                     registered.add(job)
                 over = keeper_is_over(state, mirror.seen(job), gone=False)
                 if not over and self._backend.is_gone(state, keeper, now):
-                    gone.add(job)
+                    if not self._said_how_it_ended(store, state):
+                        gone.add(job)
                 elif not over and keeper is None:
                     missing[job] = books.missing.get(job, now)
         books.missing = missing
@@ -231,6 +232,12 @@ class Controller:
             promise_most=books.promise_most,
             missing_s={job: now - since for job, since in missing.items()},
         )
+
+    def _said_how_it_ended(self, store: Store, state: JobState) -> bool:
+        """A keeper's last word is written before it ends, but may not be in the mirror when it is no process any
+        more: then the next turn has it."""
+        entry = store.get(keys.SEEN + state.id)
+        return keeper_is_over(state, load(JobSeen, entry.value) if entry is not None else None, gone=False)
 
     def _take_fresh(self, books: Books) -> list[JobRequest]:
         with self._fresh_lock:
