@@ -1,5 +1,7 @@
 """What every backend must do for the controller: start keepers that outlive it, and know for sure when one is gone."""
 
+import contextlib
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +45,17 @@ class Rig:
         while not there():
             assert time.monotonic() < patience
             time.sleep(0.05)
+
+
+def corpses() -> list[str]:
+    """Children of this process that have ended and that nobody took note of."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else []
+            if fields and fields[0] == "Z" and int(fields[1]) == os.getpid():
+                found.append(entry.name)
+    return found
 
 
 @pytest.fixture(params=["local", "pretend"])
@@ -89,6 +102,7 @@ def test_a_keeper_is_there_until_it_is_killed_and_then_for_sure_not(rig: Rig) ->
     rig.until(lambda: (seen := rig.mirror.seen("a")) is not None and seen.attempt == 2)
     rig.backend.end_keeper("a")
     rig.until(lambda: rig.is_gone(again))
+    rig.until(lambda: bool(rig.backend.nodes()) and not corpses())
 
 
 def test_an_attempt_that_was_never_started_is_gone_after_a_moment(rig: Rig) -> None:
