@@ -75,17 +75,18 @@ class ConcertinaPolicy:
         crowd = self._crowd(table, rows)
         place = crowd.place[row]
         rho, shorter = float(crowd.fair.rho[place]), int(np.sum(crowd.size < crowd.size[place]))
-        fares = f"on its way to {rho:.1f} times its fair time"
+        expected = f"expected to take {rho:.1f} times its fair time"
         if rho >= self.floor:
-            fares += f", the floor is {self.floor:g}"
+            expected += f" (the floor is {self.floor:g})"
+        promises = len(rows) < len(table)
         if after > before:
-            one = after == 1
-            devices = "1 device" if one else f"{after} devices"
-            brings = f"{devices} {'brings' if one else 'bring'} most here"
-            less = "1 job has" if shorter == 1 else f"{shorter or 'no'} jobs have"
-            return f"{fares}; {f'promises leave {devices}' if len(rows) < len(table) else brings}, {less} less to do"
-        who = "promises and jobs" if len(rows) < len(table) else "jobs"
-        return f"{fares}; {who} with less to do ({shorter}) or below their floor come first"
+            devices = "1 device" if after == 1 else f"{after} devices"
+            use = "is" if after == 1 else "are"
+            return f"{f'promises leave it {devices}' if promises else f'{devices} {use} of most use here'}; {expected}"
+        others = "1 job" if shorter == 1 else f"{shorter} jobs"
+        first = f"{others} with less to do" if shorter else "jobs behind their fair share"
+        comes = "come first" if promises or shorter != 1 else "comes first"
+        return f"{f'promises and {first}' if promises else first} {comes}; {expected}"
 
     def _crowd(self, table: Table, rows: Ints) -> Crowd:
         return Crowd(table, rows, self.bias, self.loyalty)
