@@ -10,6 +10,8 @@ COMMANDS = (
     ("benchmarks.simulator",),
     ("benchmarks.milp", "instances"),
     ("benchmarks.promises", "traces", "195job"),
+    ("benchmarks.live_trace",),
+    ("benchmarks.load",),
 )
 
 

@@ -33,7 +33,7 @@ from concertina.report import Report
 from concertina.runner import Run, RunSettings
 
 HERE = Path(__file__).parent
-VIRTUAL, STEPS, SILENCE_S, LIMIT_S = 4, 120, 2.0, 180.0
+VIRTUAL, STEPS, SILENCE_S, ARRIVE_S, LIMIT_S = 4, 120, 2.0, 30.0, 300.0
 PATIENCE_S = 0.7  # if the chosen phase does not come, another will do
 PHASES = ("change_begun", "joined", "ready", "following", "synced", "changed_over", "recovering", "step")
 FAULTS = (
@@ -159,6 +159,7 @@ def run_once(backend: LocalBackend, folder: Path, seed: int, faults: int) -> Out
         checkpoint_dir=out / "checkpoints",
         checkpoint_every=25,
         silence_s=SILENCE_S,
+        arrive_s=ARRIVE_S,
         run_dir=out / "run",
     )
     fire = Fire(seed, outcome, faults)

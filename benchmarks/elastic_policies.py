@@ -16,8 +16,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
+from benchmarks.traces import TRACES
 from concertina.core.job import JobSpec
 from concertina.policies.base import Policy
 from concertina.policies.elastic_tiresias import ElasticTiresiasPolicy
@@ -27,7 +27,6 @@ from concertina.simulator.metrics import Result
 from concertina.simulator.run import simulate
 from concertina.simulator.scenario import Scenario, load_scenario
 
-TRACES = Path(__file__).parents[2] / "shared" / "traces"
 MIXED = "4x8:V100,8x2:P100,4x4:T4"
 """EasyScale 5: 4 servers of 8 V100, 8 of 2 P100, 4 of 4 T4."""
 T4_SLOWER = {"ResNet-18": 2.45, "ResNet-50": 2.45, "CycleGAN": 2.45, "A3C": 2.45}

@@ -60,7 +60,7 @@ def run_with_standby(jobs: list[JobSpec], folder: Path, args: argparse.Namespace
         killer.start()
         found = trial.run(pair.url(), pair.url)
         killer.join(timeout=120.0)
-        trial.judge(found, watcher, not args.no_bits)
+        trial.judge(found, watcher, args)
     late = [s for s in trial.outcome.takeovers_s if s > TAKE_OVER_SECONDS]
     trial.outcome.problems += [f"a take-over took {s:.2f} s" for s in late]
     return trial.outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from concertina.cluster.curves import points
@@ -42,6 +42,8 @@ def replay(
         for kind, curve in speeds.items()
         for n, speed in points(curve, slots).items()
     )
+    # The live controller asks for a job's fewest workers (cluster/views.py `spec_of`): its fair share.
+    jobs = [replace(job, gpus=job.min_workers or 1) for job in jobs]
     return simulate(
         jobs,
         cluster=Cluster.parse(f"1x{slots}:{DEVICE}"),

@@ -100,7 +100,7 @@ class Trial:
 
     # -- after the run -----------------------------------------------------------------------------------------------
 
-    def judge(self, found: list[dict[str, Any]], watcher: Watcher, bits: bool) -> None:
+    def judge(self, found: list[dict[str, Any]], watcher: Watcher, args: argparse.Namespace) -> None:
         out = self.outcome
         out.problems += check_jobs(found, {job.id: steps_of(str(job.model)) for job in self.jobs})
         ended = [job for job in found if job["phase"] == "finished"]
@@ -109,14 +109,14 @@ class Trial:
             out.attempts += sum(e["event"] == "keeper_started" for e in read_events(self.state, job["id"]))
         out.problems += watcher.problems
         out.changes_watched = watcher.changes
-        if bits:
-            self._compare_bits(ended)
+        if not args.no_bits:
+            self._compare_bits(ended, Path(args.twins or self.folder / "twins"))
 
-    def _compare_bits(self, ended: list[dict[str, Any]]) -> None:
+    def _compare_bits(self, ended: list[dict[str, Any]], twins: Path) -> None:
         kinds = {job.id: str(job.model) for job in self.jobs}
         for job in ended:
             ours = self.folder / "jobs" / job["name"] / "model.pt"
-            names = different_tensors(ours, twin(kinds[job["name"]], self.folder / "twins")) if ours.exists() else ["-"]
+            names = different_tensors(ours, twin(kinds[job["name"]], twins)) if ours.exists() else ["-"]
             self.outcome.compared += 1
             if names:
                 self.outcome.different.append(f"{job['id']}: {', '.join(names)}")
@@ -126,13 +126,17 @@ class Trial:
 
 
 def kill_servers(up: Up, times: int, trial: Trial, seed: int) -> None:
-    """SIGKILL to the server, at random moments, and another at once."""
+    """SIGKILL to the server, in office or while it starts, at random moments; and another at once."""
     chance = random.Random(seed)
-    while trial.outcome.kills < times and not trial.over.wait(chance.uniform(1.0, 5.0)):
+    while trial.outcome.kills < times and not trial.over.wait(chance.uniform(0.5, 4.0)):
         up.kill()
         trial.outcome.kills += 1
         up.start()
-        wait_for_server(up.state, up.url)
+        if chance.random() < 0.6:
+            wait_for_server(up.state, up.url)
+    wait_for_server(up.state, up.url)
+    if trial.outcome.kills < times:
+        trial.outcome.problems.append(f"the jobs ended after {trial.outcome.kills} of {times} kills")
 
 
 def reclaim_slots(url: str, times: int, trial: Trial, watcher: Watcher) -> None:
@@ -198,7 +202,7 @@ def _run(jobs: list[JobSpec], folder: Path, args: argparse.Namespace) -> Outcome
         found = trial.run(up.url)
         for thread in threads:
             thread.join(timeout=120.0)
-        trial.judge(found, watcher, not args.no_bits)
+        trial.judge(found, watcher, args)
     if left := processes_left(trial.state):
         trial.outcome.problems.append(f"processes left behind: {left}")
     if not disturbed:
@@ -254,13 +258,14 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=20, help="only the first so many of the trace")
     parser.add_argument("--slots", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--port", type=int, default=0, help="0: any that is free")
     parser.add_argument("--policy", default="concertina")
     parser.add_argument("--kill-controller", type=int, default=0, metavar="N")
     parser.add_argument("--reclaim", type=int, default=0, metavar="N")
     parser.add_argument("--etcd", action="store_true")
     parser.add_argument("--no-bits", action="store_true")
+    parser.add_argument("--twins", default="", help="folder with models of DDP twins that were made before")
     parser.add_argument("--make-trace", action="store_true", help="write benchmarks/live_trace.csv anew")
     parser.add_argument("--folder", default="", help="for state and models; default: a new one")
     parser.add_argument("--json", default="")

@@ -16,11 +16,11 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.traces import TRACES
 from concertina.core.job import JobSpec
 from concertina.core.plan import Admitted
 from concertina.policies.admission import rule_of
@@ -31,7 +31,6 @@ from concertina.simulator.metrics import JobOutcome, Result
 from concertina.simulator.run import simulate
 from concertina.simulator.scenario import Scenario, load_scenario
 
-TRACES = Path(__file__).parents[2] / "shared" / "traces"
 CASES = {
     "195job": ("elasticflow-itp/195job", "16x8:A100"),
     "philly_103959": ("elasticflow/philly_103959", "32x8:A100"),

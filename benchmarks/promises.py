@@ -2,8 +2,8 @@
 
     python -m benchmarks.promises traces [NAME ...]    deadlines met, CPU seconds of the whole run
     python -m benchmarks.promises noise [NAME ...]     the same with step times that vary by 10 %
-    python -m benchmarks.promises philly               the same on Philly VCs, deadlines drawn as in the paper
-    python -m benchmarks.promises overheads            generated traces, changes that cost 0 to 60 s
+    python -m benchmarks.promises philly [VC [NOISE]]  the same on Philly VCs, deadlines drawn as in the paper
+    python -m benchmarks.promises overheads [COST]     generated traces, changes that cost 0 to 60 s
     python -m benchmarks.promises decision             one decision, 500 active jobs on 1,024 devices
     python -m benchmarks.promises figure6b             ElasticFlow's figures again: 195 jobs, every baseline
     python -m benchmarks.promises figure8 [NAME ...]   other traces
@@ -21,11 +21,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
+from benchmarks.traces import TRACES
 from concertina.core.cluster import Cluster
 from concertina.core.job import JobSpec
 from concertina.core.plan import Admitted
@@ -39,7 +39,6 @@ from concertina.simulator.noise import Noise
 from concertina.simulator.run import simulate
 from concertina.simulator.scenario import Scenario, load_scenario
 
-TRACES = Path(__file__).parents[2] / "shared" / "traces"
 CASES = {
     "195job": ("elasticflow-itp/195job", "16x8:A100"),
     "philly_103959": ("elasticflow/philly_103959", "32x8:A100"),
@@ -58,6 +57,7 @@ SMALL = ("195job", "philly_103959", "cluster10", "elasticVpollux_e")
 
 BASELINES = ("edf", "gandiva", "tiresias", "themis", "chronus")
 HALVES = ("elasticflow", "edf-admission", "edf-elastic", "edf")
+COSTS = ("instant", "elasticflow", "stop-resume", 60.0)
 VIRTUAL_CLUSTERS = ("2869ce", "b436b2", "6214e9", "ed69ec")
 
 
@@ -96,9 +96,9 @@ def run(name: str, policy: str = "elasticflow", noise: float = 0.0) -> None:
     row(name, CASES[name][1], policy, met, found.admitted, found.admitted_missed, f"{spent:.1f}")
 
 
-def philly(noises: Sequence[float] = (0.0, 0.1), seed: int = 0) -> None:
+def philly(vcs: Sequence[str] = VIRTUAL_CLUSTERS, noises: Sequence[float] = (0.0, 0.1), seed: int = 0) -> None:
     """Virtual clusters of Philly, which has no deadlines: those of the paper are drawn, 0.5 to 1.5 durations."""
-    for vc in VIRTUAL_CLUSTERS:
+    for vc in vcs:
         scenario = load_scenario(
             f"{TRACES / 'philly' / 'philly_jobs.csv.gz'}#vc={vc},first=1500", cluster="16x8", skip_bad_rows=True
         )
@@ -112,11 +112,11 @@ def philly(noises: Sequence[float] = (0.0, 0.1), seed: int = 0) -> None:
             row(vc, f"noise {noise:g}", f"{found.deadline_met} of {found.jobs}", found.admitted, found.admitted_missed)
 
 
-def overheads() -> None:
+def overheads(costs: Sequence[str | float] = COSTS, likes: Sequence[str] = ("itp", "philly")) -> None:
     """Generated traces on 16, 64 and 256 devices at 0.8 to 4 times what these can do, tight and loose deadlines."""
-    for overhead in ("instant", "elasticflow", "stop-resume", 60.0):
+    for overhead in costs:
         jobs = met = taken = late = 0
-        for like in ("itp", "philly"):
+        for like in likes:
             for gpus in (16, 64, 256):
                 for much in (0.8, 1.5, 4.0):
                     for tight, loose in ((0.5, 1.5), (0.3, 0.9)):
@@ -127,7 +127,7 @@ def overheads() -> None:
                         found = simulate(generate(recipe), cluster=cluster, policy="elasticflow", overhead=overhead)
                         jobs, met = jobs + found.summary.jobs, met + found.summary.deadline_met
                         taken, late = taken + found.summary.admitted, late + found.summary.admitted_missed
-        row(overhead, f"{met} of {jobs}", taken, late)
+        row(overhead, " and ".join(likes), f"{met} of {jobs}", taken, late)
 
 
 def compare(name: str) -> None:
@@ -215,11 +215,16 @@ def main(arguments: Sequence[str]) -> None:
     """Run what was asked for."""
     what, names = arguments[0], arguments[1:]
     alone = {
-        "decision": decision, "philly": philly, "overheads": overheads,
+        "decision": decision,
         "figure9": figure9, "figure10": figure10, "figure11": figure11,
     }  # fmt: skip
     if what in alone:
         alone[what]()
+    elif what == "philly":  # [VC [NOISE ...]]
+        philly(names[:1] or VIRTUAL_CLUSTERS, [float(noise) for noise in names[1:]] or (0.0, 0.1))
+    elif what == "overheads":  # [COST [LIKE]]
+        costs = [float(name) if name.isdigit() else name for name in names[:1]]
+        overheads(costs or COSTS, names[1:] or ("itp", "philly"))
     elif what in ("figure6b", "figure8"):
         for name in names or (("195job",) if what == "figure6b" else (*SMALL[1:], "cluster01", "cluster06")):
             compare(name)

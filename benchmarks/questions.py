@@ -17,10 +17,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.traces import TRACES
 from concertina.core.cluster import Snapshot
 from concertina.core.job import JobPhase, JobSpec, JobView
 from concertina.policies.registry import policy_named
@@ -34,7 +34,6 @@ from concertina.simulator.overhead import overhead_named
 from concertina.simulator.recorder import Record
 from concertina.simulator.scenario import Scenario, load_scenario
 
-TRACES = Path(__file__).parents[2] / "shared" / "traces"
 CASES = {
     "195job": ("elasticflow-itp/195job", "16x8:A100", "elasticflow"),
     "philly_103959": ("elasticflow/philly_103959", "32x8:A100", "elasticflow"),

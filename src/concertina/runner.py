@@ -46,6 +46,7 @@ class RunSettings:
     maximum: int = 0  # 0: as many as there are virtual workers
     silence_s: float = 10.0  # a worker without a sign of life for so long is taken for lost
     stall_s: float = 300.0  # and so is one that the others have waited for so long within a step
+    arrive_s: float = 900.0  # or that has not said a word for so long after its start
     steps: int = 0
     changes: tuple[Change, ...] = ()
     checkpoint_dir: Path | None = None
@@ -155,6 +156,7 @@ class Run:
             maximum=settings.maximum,
             silence_s=settings.silence_s,
             stall_s=settings.stall_s,
+            arrive_s=settings.arrive_s,
         )
         log = self._log_dir / "master.log"
         self.master = MasterKeeper(

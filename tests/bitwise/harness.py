@@ -67,30 +67,44 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
 
 
-def read_losses(path: Path) -> tuple[list[float], str]:
-    """In the order of the data, and where a batch that was run again, after a loss, gave another one."""
-    by_place: dict[tuple[int, int], float] = {}
+Place = tuple[int, int]  # in the data: epoch and batch
+
+
+def read_losses(path: Path) -> tuple[dict[Place, float], list[str]]:
+    """By their place, and where a batch that was run again, after a loss of workers, gave another one."""
+    found: dict[Place, float] = {}
+    others = []
     for line in path.read_text().splitlines():
         epoch, index, loss = line.split()
         place = (int(epoch), int(index))
-        if by_place.setdefault(place, float.fromhex(loss)) != float.fromhex(loss):
-            return list(by_place.values()), f"{epoch}.{index}"
-    return [by_place[place] for place in sorted(by_place)], ""
+        if found.setdefault(place, float.fromhex(loss)) != float.fromhex(loss):
+            others.append(f"{path.name} when batch {index} of epoch {epoch} was run again")
+    return found, others
 
 
-def differences(reference: Path, job: Job, virtual: int, out: Path) -> list[str]:
+def differing_losses(reference: Path, job: Job, virtual: int, out: Path, killed: int) -> list[str]:
+    """A worker that is killed right after a step began to count may not have written its loss down."""
+    read = [read_losses(out / f"loss-{v}") for v in range(virtual)]
+    places = sorted({place for losses, _ in read for place in losses})
+    found = [other for _, others in read for other in others]
+    for v, (losses, _) in enumerate(read):
+        wanted = [
+            float(x) for x in torch.load(reference / f"{job.name}-r{v}.pt", weights_only=False)["losses"].double()
+        ]
+        missing = [k for k, place in enumerate(places) if place not in losses]
+        first = [k for k, place in enumerate(places) if k < len(wanted) and losses.get(place, wanted[k]) != wanted[k]]
+        if len(places) != len(wanted) or len(missing) > killed or first:
+            where = (first or missing or ["length"])[0]
+            found.append(f"loss of virtual worker {v} from micro-batch {where} ({len(losses)} of {len(wanted)})")
+    return found
+
+
+def differences(reference: Path, job: Job, virtual: int, out: Path, killed: int = 0) -> list[str]:
     """Everything that is not equal to the bit, in the order in which it is worth knowing."""
-    found: list[str] = []
+    found = differing_losses(reference, job, virtual, out, killed)
     shared = torch.load(out / "shared.pt", weights_only=False)
     for v in range(virtual):
         ref = torch.load(reference / f"{job.name}-r{v}.pt", weights_only=False)
-        losses, again = read_losses(out / f"loss-{v}")
-        if again:
-            found.append(f"loss of virtual worker {v} when micro-batch {again} was run again")
-        wanted = [float(x) for x in ref["losses"].double()]
-        if losses != wanted:
-            first = next((k for k, (a, b) in enumerate(zip(losses, wanted, strict=False)) if a != b), "length")
-            found.append(f"loss of virtual worker {v} from micro-batch {first} ({len(losses)} of {len(wanted)})")
         buffers = torch.load(out / f"buffers-{v}.pt", weights_only=False)
         assert buffers.keys() == ref["buffers"].keys()
         found += [f"buffer {k} of virtual worker {v}" for k, x in ref["buffers"].items() if not same(x, buffers[k])]

@@ -226,7 +226,7 @@ def check_places(job: Trial) -> None:
     """No slot ever had two workers at once; every order that was carried out had exactly its slots (see `settled`)."""
     places: dict[int, str] = {}
     for event in job.story():
-        if event["event"] == "keeper_started":
+        if event["event"] == "run_started":  # whatever was left of the run before has been ended
             places = {}
         elif event["event"] == "worker_seated":
             assert event["slot"] not in places.values()
@@ -302,6 +302,20 @@ def test_a_keeper_that_is_asked_to_end_suspends_its_job(trial: Callable[..., Tri
     assert seen.checkpoint_step == seen.step
 
 
+def test_a_keeper_whose_workers_can_not_be_started_any_more_leaves_the_job_to_the_next(
+    trial: Callable[..., Trial],
+) -> None:
+    job = trial(pace=0.1)
+    job.start(0)
+    job.settled()
+    os.kill(job.story("nursery_ready")[-1]["pid"], signal.SIGKILL)
+    job.gone()
+    seen = job.seen
+    assert seen is not None
+    assert (seen.activity, seen.slots, seen.pids) == (Activity.TRAINING, (), {})  # it has not ended
+    assert "the process that starts workers has died" in job.log
+
+
 def test_a_cancelled_job_is_stopped_and_a_later_attempt_never_shares_it(trial: Callable[..., Trial]) -> None:
     job = trial(pace=0.1)
     job.start(0)
@@ -355,6 +369,7 @@ def test_a_job_that_is_interrupted_as_soon_as_it_goes_on_stands_where_it_stood(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_job_trains_on_while_etcd_does_not_answer(trial: Callable[..., Trial], wanted: str) -> None:
     with etcd() as server:
         job = trial(pace=0.1, address=server.address("keeper"))
@@ -374,6 +389,7 @@ def test_a_job_trains_on_while_etcd_does_not_answer(trial: Callable[..., Trial],
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_happens_in_whatever_order(
     seed: int, trial: Callable[..., Trial], wanted: str, monkeypatch: pytest.MonkeyPatch

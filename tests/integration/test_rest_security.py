@@ -145,6 +145,12 @@ def test_a_mangled_header_opens_nothing(town: Town, header: str) -> None:
     assert answer.status_code == 401
 
 
+@pytest.mark.parametrize("form", ["Basic {}", "Token {}", "{}", "Bearer{}", "Bearer: {}", "Bearer x {}"])
+def test_a_token_in_another_form_opens_nothing(town: Town, form: str) -> None:
+    answer = town.it.http.get("/api/v1/jobs", headers={"Authorization": form.format(town.tokens["alice"])})
+    assert code(answer) == (401, "wrong_token")
+
+
 def test_the_store_keeps_no_token(town: Town) -> None:
     everything = b"".join(entry.value for entry in town.it.store.list_prefix("").entries)
     for token in town.tokens.values():
@@ -253,6 +259,23 @@ def test_any_other_address_needs_tokens(tmp_path: Path) -> None:
     with interface(tmp_path, host="0.0.0.0") as it:
         assert it.http.get("/api/v1/jobs").status_code == 401
         assert it.http.get("/healthz").status_code == 503, "whether it is well may be known to all"
+
+
+def test_behind_a_proxy_that_speaks_https_the_own_page_is_let_in_and_others_are_not(town: Town) -> None:
+    host = town.it.url.removeprefix("http://")
+    found = [
+        town.ask("alice", "GET", "/api/v1/jobs", headers={"Origin": origin}).status_code
+        for origin in (f"https://{host}", f"http://{host}", "https://evil.example", "null", host)
+    ]
+    assert found == [200, 200, 403, 403, 403]
+
+
+def test_too_many_watchers_are_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("concertina.server.streams.MOST_STREAMS", 1)
+    with interface(tmp_path) as it, it.http.stream("GET", "/api/v1/events") as stream:
+        lines = stream.iter_lines()  # kept: without it the stream would be closed
+        assert next(lines).startswith("retry")
+        assert code(it.http.get("/api/v1/events")) == (503, "too_many")
 
 
 # -- quotas ----------------------------------------------------------------------------------------------------------
@@ -412,6 +435,18 @@ def test_an_odd_script_is_refused(local: Interface, script: str) -> None:
     answer = local.http.post("/api/v1/jobs", json={"script": script})
     assert answer.status_code == 422
     assert local.store.list_prefix(keys.REQUESTS).entries == ()
+
+
+def test_a_good_script_by_a_crooked_way_is_refused(local: Interface) -> None:
+    for way in (
+        f"{local.state}/../{local.state.name}/train.py",
+        f"/..{local.state}/train.py",
+        "train.py",
+        "./train.py",
+    ):
+        answer = local.http.post("/api/v1/jobs", json={"script": way})
+        assert code(answer) == (422, "invalid")
+        assert "absolute path without '..'" in answer.json()["error"]["message"]
 
 
 def test_scripts_may_be_held_under_a_folder_also_through_links(tmp_path: Path) -> None:

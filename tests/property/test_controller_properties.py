@@ -1,11 +1,13 @@
 """Thousands of turns of the controller among keepers that are late, killed and started again."""
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.property.cluster_model import World, node, replace
 
 from concertina.cluster.records import NodePhase, Op
 from concertina.core.job import JobPhase
+from concertina.policies.registry import POLICIES
 
 CLUSTERS = [(node("n", 4),), (node("a", 2), node("b", 2)), (node("a", 4), node("b", 1)), (node("n", 1),)]
 
@@ -93,12 +95,21 @@ def all_accounted_for(world: World) -> None:
     assert not world.asks
 
 
-@settings(max_examples=60, deadline=None)
+# A seed can not be made simpler, so nobody tries to.
+@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(seed=st.integers(0, 2**32), cluster=st.sampled_from(CLUSTERS), kills=st.tuples(st.booleans(), st.booleans()))
 def test_no_slot_is_used_twice_no_job_is_lost_none_runs_twice(
     seed: int, cluster: tuple[object, ...], kills: tuple[bool, bool]
 ) -> None:
     world = World(seed, cluster)  # type: ignore[arg-type]
     trouble(world, 500, kill_controllers=kills[0], kill_keepers=kills[1])
+    calm(world)
+    all_accounted_for(world)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_can_run_a_live_cluster(policy: str) -> None:
+    world = World(3, CLUSTERS[1], policy)  # type: ignore[arg-type]
+    trouble(world, 120, kill_controllers=True, kill_keepers=False)
     calm(world)
     all_accounted_for(world)

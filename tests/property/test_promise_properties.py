@@ -13,6 +13,7 @@ from concertina.core.cluster import Cluster, Snapshot
 from concertina.core.job import JobPhase, JobSpec, JobView, Reserved
 from concertina.core.plan import Admitted
 from concertina.policies.admission import on_terms, rule
+from concertina.policies.counter import Counter, Line
 from concertina.policies.filling import ChangeCost, Claim, Filling, Ladder, Ladders, Profile, Share, rank_of
 from concertina.policies.promise import entries_of, look_ahead
 from concertina.policies.registry import policy_named
@@ -80,6 +81,21 @@ def check_feasible(rows: Table, terms: Terms) -> None:
 @given(strict_jobs(), st.sampled_from(CLUSTERS), st.sampled_from(("elasticflow", "edf-admission")))
 def test_an_admitted_set_stays_feasible_after_any_admission(jobs: list[JobSpec], cluster: str, policy: str) -> None:
     admitted(cluster, jobs, policy)  # checks after each
+
+
+@COMMON
+@given(strict_jobs(), st.sampled_from(CLUSTERS), st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6))
+def test_a_line_that_fills_most_jobs_in_once_answers_as_if_all_were_filled_in_anew(
+    jobs: list[JobSpec], cluster: str, parts: list[float]
+) -> None:
+    rows = table(cluster, admitted(cluster, jobs[:-1]), now=30.0)
+    counter = Counter(jobs[-1], Curves().of(jobs[-1])[0], rows, Terms())
+    entries, plain = counter._eased(), Terms(attempts=0)
+    line, beyond = Line(counter, entries), 30.0
+    for part in sorted(parts):
+        deadline = 30.0 + 20_000.0 * part
+        assert line.takes(deadline, beyond) == (not counter._refusal(deadline, entries, plain))
+        beyond = deadline
 
 
 @COMMON

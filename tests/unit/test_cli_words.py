@@ -153,6 +153,9 @@ def test_a_quote_and_a_why_in_sentences() -> None:
     assert "guess" in lines[-1]
     why = {"why": "waits for slots", "reason": "no slot is free", "start": band, "end": None}
     assert why_lines(why, NOW)[:2] == ["waits for slots", "last decision: no slot is free"]
+    at_once = {"low_s": T, "expected_s": T + 0.5, "high_s": T + 1}
+    assert quote_lines({**answer, "start": at_once}, NOW)[1] == "expected start: now"
+    assert why_lines({**why, "start": at_once}, NOW) == ["waits for slots", "last decision: no slot is free"]
 
 
 def test_a_job_may_be_named_by_any_beginning_that_fits_one() -> None:

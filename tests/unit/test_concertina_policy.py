@@ -113,6 +113,16 @@ def test_a_deadline_is_refused_where_best_effort_would_lose_its_share() -> None:
     assert isinstance(answer(new, waiting, "elasticflow"), Admitted)
 
 
+def test_while_a_job_is_behind_no_longer_one_is_promised_anything() -> None:
+    rows = table(job("loose", 600.0, model="one"), cluster="1x1", now=400.0)  # on its way to 1000 s instead of 600
+    short, long = (job("new", work, 10 * HOUR, submit_s=400.0, model="one") for work in (300.0, 900.0))
+    assert isinstance(answer(short, rows), Admitted)
+    refused = answer(long, rows)
+    assert isinstance(refused, Rejected)
+    assert "loose is on its way to 1.7 times its fair time and has less to do" in refused.reason
+    assert isinstance(answer(long, table(job("loose", 600.0, model="one"), cluster="1x1", now=50.0)), Admitted)
+
+
 def test_best_effort_and_soft_deadlines_are_always_taken() -> None:
     rows = table(job("old", 99 * HOUR), cluster="1x1")
     for new in (job("new", HOUR), job("new", HOUR, 60.0, soft=True)):
@@ -279,13 +289,13 @@ def test_what_a_job_leaves_behind_goes_to_the_next_in_the_same_round() -> None:
 
 def test_reasons_name_the_fair_time_and_who_goes_first() -> None:
     rows = table(job("long", 9 * HOUR, model="one"), job("short", HOUR, model="one"), cluster="1x1")
-    assert "1 jobs have less to do" in POLICY.explain(rows, 0, 0, 1)
+    assert "1 job has less to do" in POLICY.explain(rows, 0, 0, 1)
     assert "1.0 times its fair time" in POLICY.explain(rows, 0, 0, 1)
     assert "come first" in POLICY.explain(rows, 0, 1, 0)
     old = table(job("old", HOUR, model="one"), cluster="1x1", now=9 * HOUR)
     assert "the floor is 2" in POLICY.explain(old, 0, 0, 1)
     strict = table(job("a", HOUR, 2 * HOUR), job("b", HOUR))
-    assert "keep its deadline" in POLICY.explain(strict, 0, 0, 1)
+    assert "1 device now keeps its deadline" in POLICY.explain(strict, 0, 0, 1)
     assert "promises" in POLICY.explain(strict, 1, 0, 1)
 
 

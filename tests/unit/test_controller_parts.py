@@ -67,7 +67,10 @@ def test_a_job_that_is_slower_than_its_kind_is_believed_to_be_so_everywhere() ->
 
 
 def test_small_differences_are_no_news() -> None:
-    assert adopted({2: 10.0}, {}, {2: 10.4}) == {}
+    assert adopted({2: 10.0}, {}, {2: 10.9}) == {}
+    assert adopted({2: 10.0}, {}, {2: 9.6}) == {}
+    assert adopted({2: 10.0}, {}, {2: 9.4}) == {2: 9.4}
+    assert adopted({2: 10.0}, {}, {2: 11.5, 4: 3.0}) == {2: 11.5, 4: 3.0}
     assert adopted({2: 10.0}, {4: 1.0}, {2: 9.0}) == {2: 9.0, 4: 1.0}
 
 
@@ -224,6 +227,10 @@ def test_keepers_are_started_restarted_and_given_up() -> None:
     stopped = change(RUNNING, NOW, "cancelled", phase=JobPhase.CANCELLED)
     assert need(live(stopped, seen()), NOW + 10, gone=False, registered=True) is Need.NOTHING
     assert need(live(stopped, seen()), later, gone=False, registered=True) is Need.END
+    again = change(replace(RUNNING, slots=()), NOW, "it has slots again", slots=("x/0",))
+    stuck = seen(activity=Activity.SUSPENDING)
+    assert need(live(again, stuck), NOW + 10, gone=False, registered=True) is Need.NOTHING
+    assert need(live(again, stuck), later, gone=False, registered=True) is Need.END, "it will never end by itself"
 
 
 def test_failures_count_only_while_there_is_no_progress() -> None:

@@ -2,19 +2,31 @@
 
 from dataclasses import replace
 
+import pytest
 from tests.property.cluster_model import World, node
 
-from concertina.cluster.records import ClusterState, Curve, JobRequest, NodePhase, NodeState, Op
+from concertina.cluster.records import (
+    Ask,
+    ClusterState,
+    Curve,
+    JobRequest,
+    JobState,
+    NodePhase,
+    NodeState,
+    Op,
+    Reply,
+)
 from concertina.cluster.turn import decide
-from concertina.cluster.turn_types import Facts, Memory
+from concertina.cluster.turn_types import Decision, Facts, Memory
 from concertina.cluster.views import live_policy
+from concertina.cluster.writes import Written
 from concertina.core.job import JobPhase
 
 KNOWN = {"kind-()": Curve(key="kind-()", speeds={1: 1.0, 2: 1.8, 4: 3.1})}
 
 
-def world(slots: int = 4) -> World:
-    found = World(0, (node("n", slots),))
+def world(slots: int = 4, seed: int = 0) -> World:
+    found = World(seed, (node("n", slots),))
     found.curves = dict(KNOWN)
     return found
 
@@ -98,6 +110,24 @@ def test_of_two_jobs_of_one_unknown_kind_the_second_waits_for_the_first() -> Non
     assert here.states[second].profiling, "then it is its turn"
 
 
+@pytest.mark.parametrize("seed", range(4))  # how many are admitted in one turn is left to chance
+def test_what_the_first_of_a_kind_tells_of_its_steps_holds_for_those_that_waited(seed: int) -> None:
+    here = world(seed=seed)
+    here.curves = {}
+    first = here.submit(steps=400)
+    second = here.submit(steps=0, deadline_s=here.now + 5000)
+    for _ in range(20):
+        settle(here, 1)
+        for process in here.processes:
+            process.step += 3
+            here._write(process)
+        if here.states[second].phase is not JobPhase.SUBMITTED:
+            break
+    assert here.states[first].phase is JobPhase.RUNNING
+    assert "--steps" not in here.states[second].reason
+    assert here.states[second].work == 400
+
+
 def test_room_is_made_to_measure_a_newcomer() -> None:
     here = world()
     long = here.submit(steps=10_000)
@@ -132,6 +162,7 @@ def test_a_job_that_proves_slow_makes_a_round_and_its_curve_is_corrected() -> No
     obey(here)
     settle(here)
     assert len(here.states[name].slots) > before, here.states[other]
+    assert "steps/s on" in here.states[name].history[-1].reason
 
 
 def test_reclaimed_slots_are_left_in_a_hurry_and_come_back() -> None:
@@ -235,8 +266,81 @@ def test_senseless_requests_are_refused_at_once() -> None:
     found = decide(memory, facts, live_policy("concertina"))
     reasons = {job: state.reason for job, state in found.states.items() if state.phase is JobPhase.REJECTED}
     assert reasons == {
-        "wide": "it needs at least 4 workers; the cluster has 2 slots of one type",
+        "wide": "it needs at least 4 workers; with 2 slots a job gets 2 at most",
         "odd": "its script gone.py can not be read on this machine",
         "upside": "it asks for at least 3 workers and for at most 2",
     }
     assert set(found.at_rest) == set(requests)
+
+
+def test_a_keeper_that_stands_still_is_ended_and_replaced() -> None:
+    here = world()
+    name = here.submit(steps=1000)
+    settle(here)
+    assert here.memory is not None
+    facts = replace(here._look(here.memory), registered=frozenset(), missing_s={name: 25.0})
+    decision = decide(here.memory, facts, here.policy)
+    assert decision.end == (name,)
+    assert not decide(here.memory, replace(facts, missing_s={name: 5.0}), here.policy).end
+
+
+def test_promises_wait_for_the_next_round_where_they_would_take_too_long() -> None:
+    here = world()
+    names = [here.submit(steps=10, deadline_s=here.now + 900) for _ in range(5)] + [here.submit() for _ in range(3)]
+    here.memory = here._load()
+    facts = replace(here._look(here.memory), admit_most=50, promise_most=2)
+    decision = decide(here.memory, facts, here.policy)
+    still = [name for name in names if decision.states[name].phase is JobPhase.SUBMITTED]
+    assert still == names[2:5]
+    assert (decision.admissions, decision.promises, decision.memory.dirty) == (5, 2, True)
+    settle(here)
+    assert all(here.states[name].phase is not JobPhase.SUBMITTED for name in names)
+
+
+def test_a_job_that_no_power_of_two_can_serve_is_refused() -> None:
+    here = world(6)
+    assert here.submit(virtual=8, min_workers=6) == "j0"
+    name = here.submit(virtual=8)
+    settle(here)
+    assert here.states["j0"].reason == "it needs at least 6 workers; with 6 slots a job gets 4 at most"
+    asked = here.ask(Op.RESIZE, name, 5)
+    settle(here, 1)
+    assert "gives a job 4 at most" in here.answers[asked].reason  # type: ignore[attr-defined]
+    here.ask(Op.RESIZE, name, 3)
+    settle(here)
+    assert len(here.states[name].slots) == 3
+
+
+def test_who_gives_slots_up_is_written_before_who_takes_them() -> None:
+    state = JobState(id="a", phase=JobPhase.RUNNING)
+    before = {"taker": replace(state, id="taker"), "giver": replace(state, id="giver", slots=("n/0", "n/1"))}
+    after = {"taker": replace(state, id="taker", slots=("n/1",)), "giver": replace(state, id="giver", slots=("n/0",))}
+    cluster = ClusterState(policy="p", backend="b", asks_done=("1",))
+    ask = Ask(id="1", op=Op.RECLAIM, user="u")
+    decision = Decision(
+        memory=Memory(cluster=cluster, live=after, notes={"giver": (2, 0.5)}, reserved={}),
+        states=after,
+        replies=(Reply(id="1", accepted=True, reason="done"),),
+    )
+    todo = Written(states=before).todo(decision, [ask], 100.0)
+    assert [write.key for write in todo] == ["cluster", "states/giver", "states/taker", "answers/1", "asks/1"]
+    assert todo[1].record == replace(after["giver"], level=2, stamp=0.5)
+    assert todo[-1].record is None
+
+
+def test_progress_is_written_now_and_then_decisions_at_once() -> None:
+    state = JobState(id="a", phase=JobPhase.RUNNING, slots=("n/0",))
+    written = Written(cluster=ClusterState(policy="p", backend="b"), cluster_s=100.0)
+    first = Decision(memory=Memory(cluster=ClusterState(policy="p", backend="b"), live={"a": state}))
+    for write in (todo := written.todo(first, [], 100.0)):
+        written.done(write, 100.0)
+    assert [write.key for write in todo] == ["states/a"]
+
+    def keys_for(changed: JobState, now: float) -> list[str]:
+        memory = Memory(cluster=ClusterState(policy="p", backend="b", rounds=9), live={"a": changed})
+        return [write.key for write in written.todo(Decision(memory=memory), [], now)]
+
+    assert keys_for(replace(state, done=5.0, service_s=3.0), 101.0) == []
+    assert keys_for(replace(state, done=5.0), 106.0) == ["cluster", "states/a"]
+    assert keys_for(replace(state, reason="another"), 101.0) == ["states/a"]
+    assert keys_for(replace(state, slots=(), done=9.0, phase=JobPhase.WAITING), 101.0) == ["states/a"]

@@ -273,6 +273,14 @@ def test_speed_is_that_of_usual_steps_after_a_warm_up() -> None:
     assert book.meter.speeds == {2: 2.0}
 
 
+def test_steps_that_nobody_heard_of_make_no_speed() -> None:
+    book = JobBook()
+    book.note(started(0, 0))
+    for n in range(1, 40, 2):
+        book.note(step(n, 1000.0 + n))
+    assert book.meter.speeds == {}
+
+
 def test_speed_is_not_measured_during_a_change_and_counts_for_those_who_made_it() -> None:
     book = JobBook(speeds={1: 1.0, 4: 7.0})
     book.note(started(0, 0))

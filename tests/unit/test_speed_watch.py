@@ -5,7 +5,9 @@ from itertools import pairwise
 import pytest
 
 from concertina.master.machine_types import Pending, Phase, SlowFound, State, StuckFound, UnevenFound, Worker
-from concertina.master.speed_watch import ARRIVE_S, LASTING, PATIENCE, Finding, Sign, SpeedWatch
+from concertina.master.speed_watch import LASTING, PATIENCE, Finding, Sign, SpeedWatch
+
+ARRIVE_S = 900.0
 
 
 def job(shares: tuple[int, ...] = (2, 2), **more: object) -> State:
@@ -24,7 +26,7 @@ def job(shares: tuple[int, ...] = (2, 2), **more: object) -> State:
 
 @pytest.fixture
 def watch() -> SpeedWatch:
-    return SpeedWatch(silence_s=10.0, stall_s=60.0)
+    return SpeedWatch(silence_s=10.0, stall_s=60.0, arrive_s=ARRIVE_S)
 
 
 def train(watch: SpeedWatch, state: State, turn_s: tuple[float, ...], steps: int, first: int = 1) -> list[Finding]:
@@ -71,7 +73,7 @@ def test_a_worker_that_stays_slow_with_the_least_share_is_found_after_ten_steps(
     found = train(watch, state, (0.1, 0.9), 40)
     assert isinstance(found[0], SlowFound)
     assert found[0].worker == 1
-    early = SpeedWatch(silence_s=10.0, stall_s=60.0)
+    early = SpeedWatch(silence_s=10.0, stall_s=60.0, arrive_s=ARRIVE_S)
     assert train(early, state, (0.1, 0.9), PATIENCE) == []
 
 

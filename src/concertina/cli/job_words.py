@@ -121,7 +121,7 @@ def reasons(jobs: Sequence[Plain], width: int) -> list[Text]:
 
 def progress_cell(job: Plain, width: int) -> Table | Text:
     """A bar and a share where the end is known, the step where it is not."""
-    if job["progress"] is None:
+    if job["progress"] is None or (is_over(job) and not job["step"]):
         return Text(f"step {job['step']}" if job["step"] else "")
     cell = Table.grid(padding=(0, 1))
     cell.add_row(
@@ -176,6 +176,8 @@ def band_words(name: str, band: Plain | None, now: datetime) -> str:
     """`expected end: 18:00:05 (in 12 min), between 17:58:00 and 18:03:00`; empty where it is not known."""
     if band is None or band["expected_s"] is None:
         return ""
+    if band["expected_s"] <= now.timestamp() + 1.0:
+        return f"{name}: now"
     text, low, high = f"{name}: {when(band['expected_s'], now)}", band["low_s"], band["high_s"]
     if low is None or high is None or high - low < 2.0:
         return text
@@ -187,7 +189,7 @@ def why_lines(answer: Plain, now: datetime) -> list[str]:
     if answer["reason"] and answer["reason"] not in answer["why"]:
         lines.append(f"last decision: {answer['reason']}")
     bands = (band_words(f"expected {name}", answer[name], now) for name in ("start", "end"))
-    return lines + [line for line in bands if line]
+    return lines + [line for line in bands if line and not line.endswith(": now")]
 
 
 def story(job: Plain, now: datetime) -> Table:

@@ -111,7 +111,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def log_into(path: Path) -> Callable[[], None]:
-    """Requests and mishaps of the server go into a file of bounded size; what it gives back ends that."""
+    """What goes wrong in the server goes into a file of bounded size, not on the terminal; the result ends that."""
     handler = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1)
     handler.setFormatter(JsonLines())
     loggers = [logging.getLogger(name) for name in ("concertina", "uvicorn", "asyncio")]
@@ -129,13 +129,10 @@ def log_into(path: Path) -> Callable[[], None]:
 
 
 class JsonLines(logging.Formatter):
-    """What is JSON already stays; the rest becomes an object, with its traceback."""
+    """One object a line, with its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
-        if text.startswith("{") and not record.exc_info:
-            return text
-        line = {"time": round(record.created, 3), "level": record.levelname.lower(), "message": text}
+        line = {"time": round(record.created, 3), "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line)
@@ -226,6 +223,7 @@ class Serving:
             host=settings.host,
             token_needed=settings.token_needed,
             oracle=LookAhead(self.mirror),
+            access_log=settings.state / "access.log",
         )
         server = Server(create_app(parts), sock)
         thread = threading.Thread(target=server.run, name="concertina-interface", daemon=True)
@@ -241,7 +239,7 @@ class Serving:
     def _wait_until_it_answers(self, thread: threading.Thread) -> None:
         ends = time.monotonic() + READY_SECONDS
         with Client(self.url) as client:
-            while not client.is_healthy():
+            while not client.answers():
                 if not thread.is_alive() or time.monotonic() > ends:
                     raise ClusterUnreachable(f"the interface did not answer within {READY_SECONDS:.0f} s of its start")
                 time.sleep(0.05)

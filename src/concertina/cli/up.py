@@ -207,6 +207,10 @@ def status_line(serving: Serving) -> Text:
 def _go_down(serving: Serving, asked: Asked, screen: Console) -> None:
     """All jobs suspended, their state kept; asked a second time, at once."""
     asked.event.clear()
+    cluster = serving.mirror.cluster
+    if not serving.controller.in_office.is_set() and not (cluster is not None and cluster.going_down):
+        screen.print("down. Another server is in office: jobs go on.")
+        return
     live = [job.id for job in serving.mirror.jobs() if job.keeper is not None]
     if live:
         whose = "1 job; its" if len(live) == 1 else f"{len(live)} jobs; their"

@@ -29,6 +29,7 @@ class Standing:
     users: Mapping[str, User]
     holders: tuple[Holder, ...] = ()
     busy: Collection[str] = ()  # slots that may have a process
+    largest: int = 1 << 30  # share that the policy can give to one job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,8 @@ def _resize(ask: Ask, standing: Standing, request: JobRequest, state: JobState) 
         )
     if number > there:
         return _refuse(ask, f"{number} workers: the cluster has {counted(there)} to give, so at most that many")
+    if number > standing.largest:
+        return _refuse(ask, f"{number} workers: with these slots the policy gives a job {standing.largest} at most")
     if number < request.min_workers:
         return _refuse(ask, f"{number} workers: job {ask.target} was submitted with at least {request.min_workers}")
     note = ""

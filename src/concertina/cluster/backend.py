@@ -62,7 +62,8 @@ class LocalCluster:
     def __init__(self, store: str, state_dir: Path, slots: int, device_type: str) -> None:
         self._store, self._state_dir = store, state_dir
         self._node = NodeState(id=NODE, device_type=device_type, slots=slots)
-        self._started: dict[str, tuple[int, int]] = {}  # job -> attempt, pid: our own children
+        self._started: dict[str, tuple[int, int]] = {}  # job -> attempt, pid: of keepers that are our children
+        self._children: dict[int, str] = {}
 
     @classmethod
     def open(cls, store: str, state_dir: Path, slots: int = 0) -> "LocalCluster":
@@ -75,13 +76,14 @@ class LocalCluster:
         return "local"
 
     def nodes(self) -> tuple[NodeState, ...]:
+        self._reap()
         return (self._node,)
 
     def start_keeper(self, job: str, attempt: int) -> None:
-        self._started[job] = attempt, start_keeper(self._store, self._state_dir, job, attempt)
+        pid = start_keeper(self._store, self._state_dir, job, attempt)
+        self._started[job], self._children[pid] = (attempt, pid), job
 
     def is_gone(self, state: JobState, keeper: Keeper | None, now: float) -> bool:
-        self._reap()
         if keeper is not None and keeper.attempt == state.attempt and keeper_alive(keeper):
             return False
         mine = self._started.get(state.id)
@@ -101,10 +103,16 @@ class LocalCluster:
         self._reap()
 
     def _reap(self) -> None:
-        """Children that have ended leave the kernel's table; only ours, other children are not our business."""
-        for _, pid in list(self._started.values()):
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+        """Children that have ended leave the kernel's table, and ours; other children are not our business."""
+        for pid, job in list(self._children.items()):
+            try:
+                ended = os.waitpid(pid, os.WNOHANG)[0] != 0
+            except ChildProcessError:
+                ended = True
+            if ended:
+                del self._children[pid]
+                if self._started.get(job, (0, 0))[1] == pid:
+                    del self._started[job]
 
     def _processes(self, job: str, attempt: int | None = None) -> list[int]:
         """Keepers of a job, by their command lines: also those that do not hold its lock yet."""

@@ -22,7 +22,7 @@ from concertina.cluster.codec import dump, load
 from concertina.cluster.controller_log import JsonLog
 from concertina.cluster.curves import kind_of
 from concertina.cluster.mirror import Mirror
-from concertina.cluster.records import ClusterState, JobRequest, JobState
+from concertina.cluster.records import ClusterState, JobRequest, JobSeen, JobState
 from concertina.cluster.slots import keeper_is_over
 from concertina.cluster.turn import decide
 from concertina.cluster.turn_types import Decision, Facts, Memory
@@ -42,6 +42,7 @@ TICK_SECONDS = 1.0  # and at most
 ANSWER_SECONDS = 120.0  # that an answer is kept
 STUCK_SECONDS = 30.0  # a controller whose turn takes longer gives its office up
 GOAL_MS = 60.0  # of a round; admissions wait for the next one where more would take longer
+WRITE_GOAL_MS = 400.0  # of writing it down: meanwhile nobody else is heard
 MOST_ADMISSIONS = 200
 
 
@@ -53,6 +54,8 @@ class Books:
     ended: dict[str, JobPhase]
     written: Written
     admit_most: int = 20
+    promise_most: int = 2
+    missing: dict[str, float] = field(default_factory=dict)  # job -> since when its keeper holds no lease
     asked: set[str] = field(default_factory=set)  # asks that were answered; the mirror may still show them
 
 
@@ -173,12 +176,12 @@ class Controller:
     # -- a turn ------------------------------------------------------------------------------------------------------
 
     def _turn(self, store: Store, leadership: Leadership, books: Books) -> None:
-        facts = self._look(books)
+        facts = self._look(store, books)
         begun = time.perf_counter()
         decision = decide(books.memory, facts, self._policy)
         decided_ms = (time.perf_counter() - begun) * 1000
-        self._pace(books, decision, decided_ms)
         written_ms = self._write(store, leadership, books, decision, facts)
+        self._pace(books, decision, decided_ms, written_ms)
         self._count(books, decision, decided_ms, written_ms)
         for job in decision.start:
             self._backend.start_keeper(job, books.memory.live[job].attempt)
@@ -195,10 +198,11 @@ class Controller:
             for job, state in memory.live.items()
         )
 
-    def _look(self, books: Books) -> Facts:
+    def _look(self, store: Store, books: Books) -> Facts:
         mirror, now, live = self._mirror, time.time(), books.memory.live
         fresh = self._take_fresh(books)
         registered, gone = set(), set()
+        missing: dict[str, float] = {}
         for job, state in live.items():
             if state.attempt:
                 keeper = mirror.keeper(job)
@@ -206,7 +210,11 @@ class Controller:
                     registered.add(job)
                 over = keeper_is_over(state, mirror.seen(job), gone=False)
                 if not over and self._backend.is_gone(state, keeper, now):
-                    gone.add(job)
+                    if not self._said_how_it_ended(store, state):
+                        gone.add(job)
+                elif not over and keeper is None:
+                    missing[job] = books.missing.get(job, now)
+        books.missing = missing
         return Facts(
             now=now,
             nodes=self._backend.nodes(),
@@ -221,7 +229,15 @@ class Controller:
             users=mirror.users_by_name,
             ended=books.ended,
             admit_most=books.admit_most,
+            promise_most=books.promise_most,
+            missing_s={job: now - since for job, since in missing.items()},
         )
+
+    def _said_how_it_ended(self, store: Store, state: JobState) -> bool:
+        """A keeper's last word is written before it ends, but may not be in the mirror when it is no process any
+        more: then the next turn has it."""
+        entry = store.get(keys.SEEN + state.id)
+        return keeper_is_over(state, load(JobSeen, entry.value) if entry is not None else None, gone=False)
 
     def _take_fresh(self, books: Books) -> list[JobRequest]:
         with self._fresh_lock:
@@ -251,13 +267,16 @@ class Controller:
             )
         books.memory = replace(books.memory, cluster=cluster)
 
-    def _pace(self, books: Books, decision: Decision, decided_ms: float) -> None:
+    def _pace(self, books: Books, decision: Decision, decided_ms: float, written_ms: float) -> None:
         """As many admissions a round as fit into its time."""
-        if decision.round:
-            if decided_ms > GOAL_MS:
-                books.admit_most = max(books.admit_most // 2, 1)
-            elif decided_ms < GOAL_MS / 2:
-                books.admit_most = min(books.admit_most * 2, MOST_ADMISSIONS)
+        if not decision.round:
+            return
+        slow = decided_ms > GOAL_MS or written_ms > WRITE_GOAL_MS
+        quick = decided_ms < GOAL_MS / 2 and written_ms < WRITE_GOAL_MS / 2
+        if decision.promises:
+            books.promise_most = _next(books.promise_most, slow, quick)
+        elif decision.admissions or quick:
+            books.admit_most = _next(books.admit_most, slow, quick)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -278,6 +297,12 @@ class Controller:
             books.written.forget(job)
         books.memory = decision.memory
         return (time.monotonic() - begun) * 1000
+
+
+def _next(most: int, slow: bool, quick: bool) -> int:
+    if slow:
+        return max(most // 2, 1)
+    return min(most * 2, MOST_ADMISSIONS) if quick else most
 
 
 def main(store: str, state_dir: Path, slots: int = 0, policy: str = "concertina") -> int:

@@ -53,12 +53,15 @@ def corrected(kind: Mapping[int, float], own: Mapping[int, float]) -> dict[int, 
 
 
 def adopted(believed: Mapping[int, float], own: Mapping[int, float], seen: Mapping[int, float]) -> dict[int, float]:
-    """The job's own speeds with those that differ notably from what is believed of it; else as they were."""
-    news = {
-        count: speed
-        for count, speed in seen.items()
-        if speed > 0 and abs(speed - believed.get(count, 0.0)) > NOTABLE * max(believed.get(count, 0.0), 1e-12)
-    }
+    """The job's own speeds with those that differ notably from what is believed of it; else as they were.
+
+    A job that is slower may miss its deadline; one that is faster can wait until that is sure.
+    """
+    news = {}
+    for count, speed in seen.items():
+        before = believed.get(count, 0.0)
+        if speed > 0 and (speed < (1 - NOTABLE) * before or speed > (1 + 2 * NOTABLE) * before):
+            news[count] = speed
     return {**own, **news} if news else dict(own)
 
 

@@ -15,6 +15,7 @@ HISTORY = 100  # lines kept of a job's story
 MOST_UNHEARD = 20  # the same, of those that never said a word: a controller may have died before it started one
 MOST_PAUSE_SECONDS = 30.0
 MOST_FAILURES = 3  # keepers that may vanish in a row without any progress between them
+MISSING_SECONDS = 20.0  # a keeper that is there but does not renew its lease stands still
 STUBBORN_SECONDS = 60.0  # a keeper that was told to end has so long
 PAUSE_SECONDS = 1.0  # between two attempts at least, doubled with each failure
 
@@ -114,8 +115,9 @@ class Need(Enum):
     END = "end"  # it does not end by itself
 
 
-def need(job: Live, now: float, *, gone: bool, registered: bool) -> Need:
-    """`registered`: a keeper holds the job's lease. `gone`: nothing is left of the last one."""
+def need(job: Live, now: float, *, gone: bool, registered: bool, missing_s: float = 0.0) -> Need:
+    """`registered`: a keeper holds the job's lease. `gone`: nothing is left of the last one. `missing_s`: for so long
+    something of it was there without a lease."""
     state = job.state
     wanted = bool(state.slots) and not state.phase.is_end
     if keeper_is_over(state, job.seen, gone=gone):
@@ -130,7 +132,9 @@ def need(job: Live, now: float, *, gone: bool, registered: bool) -> Need:
         return Need.FAIL if failures >= (MOST_UNHEARD if unheard(job) else MOST_FAILURES) else Need.RESTART
     told = now - (state.history[-1].at_s if state.history else now)
     stubborn = not wanted and registered and told > STUBBORN_SECONDS
-    return Need.END if stubborn else Need.NOTHING
+    frozen = not registered and missing_s > MISSING_SECONDS
+    stuck = job.seen is not None and job.seen.activity is Activity.SUSPENDING and told > STUBBORN_SECONDS
+    return Need.END if stubborn or frozen or stuck else Need.NOTHING
 
 
 def _failures(state: JobState) -> int:

@@ -13,7 +13,7 @@ from concertina.cluster.records import JobRequest, JobState
 from concertina.cluster.settle import Need
 from concertina.cluster.slots import usable
 from concertina.cluster.turn_books import Books, nodes_now
-from concertina.cluster.turn_round import PolicyRound
+from concertina.cluster.turn_round import PolicyRound, largest_share
 from concertina.cluster.turn_types import Decision, Facts, Memory
 from concertina.cluster.views import Live
 from concertina.policies.base import Policy
@@ -25,7 +25,7 @@ AGAIN_SECONDS = 2.0  # after one that could not decide
 def decide(memory: Memory, facts: Facts, policy: Policy) -> Decision:
     books = Books(memory, facts)
     _take_in(books)
-    _answer(books)
+    _answer(books, policy)
     _settle(books)
     _evict(books)
     free = frozenset(usable(books.nodes)) - books.busy()
@@ -64,7 +64,7 @@ def _senseless(request: JobRequest, kind: str) -> str:
     return ""
 
 
-def _answer(books: Books) -> None:
+def _answer(books: Books, policy: Policy) -> None:
     for ask in books.facts.asks:
         standing = asks.Standing(
             now=books.now,
@@ -76,6 +76,7 @@ def _answer(books: Books) -> None:
             users=books.facts.users,
             holders=tuple(books.holders()),
             busy=books.busy(),
+            largest=largest_share(books.nodes, policy),
         )
         outcome = asks.answer(ask, standing)
         books.replies.append(outcome.reply)
@@ -163,7 +164,8 @@ def _keepers(books: Books) -> tuple[list[str], list[str]]:
         if not state.attempt and not state.slots:
             continue
         gone, registered = job_id in books.facts.gone, job_id in books.facts.registered
-        todo = settle.need(books.live(job_id), books.now, gone=gone, registered=registered)
+        missing_s = books.facts.missing_s.get(job_id, 0.0)
+        todo = settle.need(books.live(job_id), books.now, gone=gone, registered=registered, missing_s=missing_s)
         if todo in (Need.START, Need.RESTART):
             job = books.live(job_id)
             again = settle.restarted(state, books.now) if todo is Need.START else settle.vanished(job, books.now)
@@ -212,4 +214,6 @@ def _decision(
         end=tuple(end),
         lines=tuple(books.lines),
         round=held is not None,
+        admissions=held.admissions if held else 0,
+        promises=held.promises if held else 0,
     )

@@ -1,12 +1,12 @@
 """The part of a turn that asks the policy: measure what is unknown, admit, share out, grant. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from concertina.cluster import profiling
-from concertina.cluster.curves import merged
+from concertina.cluster.curves import NOTABLE, merged
 from concertina.cluster.grants import Holding, Nodes, grant
-from concertina.cluster.records import Curve, JobState
+from concertina.cluster.records import Curve, JobState, NodeState
 from concertina.cluster.settle import change, known_work
 from concertina.cluster.slots import counted, listed, node_of, usable
 from concertina.cluster.turn_books import Books
@@ -14,6 +14,7 @@ from concertina.cluster.views import Live, Notes, curves_of, readable, snapshot_
 from concertina.core.errors import ConcertinaError
 from concertina.core.job import JobPhase, JobSpec, Reserved
 from concertina.core.plan import Admitted, Plan
+from concertina.policies.admission import makes_promises
 from concertina.policies.base import Policy
 from concertina.policies.round import GANGS, run_round
 
@@ -31,6 +32,8 @@ class PolicyRound:
         self.specs: dict[str, tuple[JobState, JobSpec]] = {}
         self.slots = total_slots(books.nodes)
         self.gang = policy.admission in GANGS
+        self.most = largest_share(books.nodes, policy)
+        self.admissions = self.promises = 0
 
     def hold(self) -> float | None:
         """When the policy wants to be asked again."""
@@ -55,13 +58,10 @@ class PolicyRound:
 
     def _refuse_giants(self) -> None:
         """Jobs that could not even be measured here."""
-        nodes = self.books.nodes
-        kinds = {node.device_type for node in nodes}
-        most = max((sum(n.slots for n in nodes if n.device_type == kind) for kind in kinds), default=0)
-        for job in self.books.submitted() if nodes else ():
-            if job.request.min_workers > most:
+        for job in self.books.submitted() if self.books.nodes else ():
+            if job.request.min_workers > self.most:
                 needs = f"it needs at least {job.request.min_workers} workers"
-                self.books.refuse(job.state, f"{needs}; the cluster has {counted(most)} of one type")
+                self.books.refuse(job.state, f"{needs}; with {counted(self.slots)} a job gets {self.most} at most")
 
     def _measure(self) -> None:
         """Who is measured, and whose measuring is over."""
@@ -95,6 +95,8 @@ class PolicyRound:
         if known is not None:
             self.books.learn(known)
             self.books.keep(replace(job.state, profiling=False, work=self._work(job)))
+            for twin in [t for t in self.books.submitted() if t.state.curve == known.key and t.state.work is None]:
+                self.books.keep(replace(twin.state, work=self._work(twin)))  # it waited for just this
             self.books.tell("measured", job.id, _speeds(known))
 
     def _idle(self) -> int:
@@ -129,16 +131,19 @@ class PolicyRound:
 
     def _ready(self) -> list[Live]:
         """Jobs that the policy is shown."""
-        books, shown, admitted = self.books, [], 0
+        books, facts, shown = self.books, self.books.facts, []
         for job in books.jobs():
             state = job.state
             new = state.phase is JobPhase.SUBMITTED and not state.profiling
-            if new and (state.curve not in books.curves or admitted >= books.facts.admit_most):
+            if new and (state.curve not in books.curves or self.admissions >= facts.admit_most):
+                continue
+            if new and job.strict and self.promises >= facts.promise_most:
                 continue
             if why := self._specified(job) or (profiling.refusal(job) if new else ""):
                 books.refuse(state, why)
                 continue
-            admitted += new
+            self.admissions += new
+            self.promises += new and job.strict
             shown.append(job)
         return shown
 
@@ -202,10 +207,19 @@ class PolicyRound:
             if state.phase.is_end:
                 continue
             if slots != state.slots:
-                books.give(job_id, slots, reasons.get(job_id) or self._usual(state, slots))
+                reason = reasons.get(job_id) or self._usual(state, slots)
+                books.give(job_id, slots, reason + self._slowness(state) * (len(slots) > len(state.slots)))
             elif not slots and job_id in targets:
                 told = f"{reasons.get(job_id, state.reason)}; its slots are on their way{self._from(job_id)}"
                 books.note(replace(state, reason=told))
+
+    def _slowness(self, state: JobState) -> str:
+        """That a job gets more because it proved slower than its kind, for its reason."""
+        count, kind = len(state.slots), self.books.curves.get(state.curve)
+        own, usual = state.speeds.get(count), kind.speeds.get(count) if kind else None
+        if state.promised_s is None or not own or not usual or own > (1 - NOTABLE) * usual:
+            return ""
+        return f"; it makes {own:.3g} steps/s on {count} where {usual:.3g} were expected"
 
     def _usual(self, state: JobState, slots: tuple[str, ...]) -> str:
         return state.reason if slots else "the policy has no slots for it now"
@@ -213,6 +227,13 @@ class PolicyRound:
     def _from(self, job_id: str) -> str:
         others = [other for other, s in self.books.states.items() if s.releasing and other != job_id]
         return f" from {listed(others)}" if others else ""
+
+
+def largest_share(nodes: Sequence[NodeState], policy: Policy) -> int:
+    """The most slots that a job can ever be given: of one device type; policies that promise give powers of two."""
+    kinds = {node.device_type for node in nodes}
+    most = max((sum(n.slots for n in nodes if n.device_type == kind) for kind in kinds), default=0)
+    return 1 << (most.bit_length() - 1) if most and makes_promises(policy) else most
 
 
 def _speeds(curve: Curve) -> str:

@@ -34,6 +34,8 @@ class Facts:
     users: Mapping[str, User] = field(default_factory=dict)
     ended: Mapping[str, JobPhase] = field(default_factory=dict)
     admit_most: int = 50  # admissions that this turn has time for
+    promise_most: int = 5  # those with a strict deadline among them: they cost far more
+    missing_s: Mapping[str, float] = field(default_factory=dict)  # job -> how long its keeper has held no lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +78,5 @@ class Decision:
     end: tuple[str, ...] = ()  # jobs whose keeper does not end by itself
     lines: tuple[Line, ...] = ()
     round: bool = False  # whether the policy was asked
+    admissions: int = 0  # that it was asked for
+    promises: int = 0  # with a strict deadline

@@ -49,6 +49,7 @@ class JobSpec:
     resume: bool = False
     silence_s: float = 10.0  # a worker that says nothing for so long is taken for lost
     stall_s: float = 300.0  # so is one that others have waited for so long within a step
+    arrive_s: float = 900.0  # and one that has not said a word for so long after its start
 
     def to_json(self) -> str:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -92,7 +93,7 @@ class MasterService:
         self._channels: dict[str, Channel] = {}
         self._over_since = 0.0
         self._spec, self._state = self._take_over()
-        self._watch = SpeedWatch(self._spec.silence_s, self._spec.stall_s)
+        self._watch = SpeedWatch(self._spec.silence_s, self._spec.stall_s, self._spec.arrive_s)
         self._looked_at = 0.0
 
     def _take_over(self) -> tuple[JobSpec, State]:

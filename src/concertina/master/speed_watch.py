@@ -14,7 +14,6 @@ LASTING = 4  # steps that an imbalance must last before virtual workers are deal
 PATIENCE = 10  # steps that a worker may stay slow after that (EDL 5.4)
 GAIN = 1.3  # how much longer than possible a step must take; below, dealing anew would follow noise
 SAVED_S = 0.02  # seconds per step that it must save at least
-ARRIVE_S = 900.0  # a worker that has not said a word for so long after its start hangs
 STALL_STEPS = 20  # usual steps that others must have waited for one worker, besides the seconds
 
 Finding = UnevenFound | SlowFound | StuckFound
@@ -46,6 +45,7 @@ class SpeedWatch:
 
     silence_s: float
     stall_s: float
+    arrive_s: float
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _uneven_since: int = -1  # step; -1: not uneven
     _slow_since: dict[int, int] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class SpeedWatch:
         for n, worker in state.workers.items():
             seen = self._seen.setdefault(n, _Seen(Sign(), now, now))
             silent = now - seen.heard_at
-            if silent > (self.silence_s if worker.desk else ARRIVE_S):
+            if silent > (self.silence_s if worker.desk else self.arrive_s):
                 found.append(StuckFound(n, f"worker {n} gave no sign of life for {silent:.1f} s"))
         return found + self._stalled(state, now)
 

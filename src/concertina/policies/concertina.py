@@ -79,8 +79,11 @@ class ConcertinaPolicy:
         if rho >= self.floor:
             fares += f", the floor is {self.floor:g}"
         if after > before:
-            what = "promises leave" if len(rows) < len(table) else "bring most here"
-            return f"{fares}; {after} devices {what}, {shorter} jobs have less to do"
+            one = after == 1
+            devices = "1 device" if one else f"{after} devices"
+            brings = f"{devices} {'brings' if one else 'bring'} most here"
+            less = "1 job has" if shorter == 1 else f"{shorter or 'no'} jobs have"
+            return f"{fares}; {f'promises leave {devices}' if len(rows) < len(table) else brings}, {less} less to do"
         who = "promises and jobs" if len(rows) < len(table) else "jobs"
         return f"{fares}; {who} with less to do ({shorter}) or below their floor come first"
 

@@ -88,13 +88,14 @@ class ElasticFlowPolicy:
         """Its promise, or what the promises leave."""
         if math.isinf(table.deadline[row]) or table.specs[row].soft:
             what = "best effort" if math.isinf(table.deadline[row]) else "soft deadline"
-            return f"{what}: {after} devices are left by the promises and by steps that bring more"
+            left = "1 device is" if after == 1 else f"{after} devices are"
+            return f"{what}: {left} left by the promises and by steps that bring more"
         outlook = look_ahead(table, self.terms)
         share = outlook.shares.get(row)
         if share is None or row in outlook.late:
             return "its deadline can not be met any more; it gets what it can use"
         count = outlook.claims[row].ladders[share.kind].counts[share.rank]  # type: ignore[union-attr]
-        least = f"{count} devices now keep its deadline"
+        least = f"{'1 device now keeps' if count == 1 else f'{count} devices now keep'} its deadline"
         return least if after <= count else f"{least}; further ones bring most here"
 
     def _promised(self, table: Table, row: int, share: Share, claim: Claim) -> Climber:

@@ -4,7 +4,8 @@ Where promises alone may fill the cluster, a job without a deadline waits for as
 coming. So a newcomer is promised its deadline only if, beside all promises, the jobs without one could still be
 done as if they had the devices they asked for, or are no worse off than without it. What such a job is then
 given is another matter: `concertina.py` plans with its fair share, as far as promises allow. While somebody waits
-below the floor there are no new promises at all; the old ones end, so nobody waits for ever.
+below the floor there are no new promises at all; the old ones end, so nobody waits for ever. While somebody is behind
+its fair time, no longer job than that is promised anything.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import numpy as np
 
 from concertina.core.job import JobSpec
 from concertina.core.plan import Admitted, Rejected
-from concertina.policies.counter import Counter, admit
-from concertina.policies.fairness import FLOOR, fairness_of
+from concertina.policies.counter import Counter, admit, work_of
+from concertina.policies.fairness import FLOOR, Fairness, fairness_of
 from concertina.policies.scaling_curve import ScalingCurve
-from concertina.policies.table import Floats, Ints, Table
+from concertina.policies.table import Floats, Ints, Table, allowed_types, asked_speed
 from concertina.policies.terms import Terms
 
+BEHIND = 1.2
+"""The rho from which a job without a promise comes before a newcomer that has more to do."""
 MOST_WISHES = 100
 """Jobs without a promise that an admission looks at, those that fare worst: more would take too long."""
 
@@ -59,14 +62,29 @@ def admit_fairly(job: JobSpec, curve: ScalingCurve, table: Table, terms: Terms) 
     worst = np.argsort(-fair.rho, kind="stable")[:MOST_WISHES]
     deadlines = wished(table, rows, fair.alone_s, fair.rest_s / fair.crowd, terms)[worst]
     twin, terms = with_wishes(table, rows[worst], deadlines), replace(terms, quotas=())
-    starved = (fair.rho >= FLOOR) & (table.speed[rows] * fair.crowd < table.asked_speed[rows])
-    if starved.any():
-        why = f"{table.specs[int(rows[np.argmax(starved)])].id} has waited for more than {FLOOR:g} times its fair time"
+    if why := _held_up(job, curve, table, rows, fair):
         return _refusal(job, why, Counter(job, curve, twin, terms).earliest(answer.promised_s))
     answer = admit(job, curve, twin, terms)
     if isinstance(answer, Admitted):
         return answer
     return _refusal(job, "jobs without a deadline would lose their share", answer.earliest_s)
+
+
+def _held_up(job: JobSpec, curve: ScalingCurve, table: Table, rows: Ints, fair: Fairness) -> str:
+    """Who without a promise waits too long already for this newcomer to be promised anything; empty: nobody.
+
+    Whoever is below the floor; and whoever is behind its fair time and has less to do than the newcomer, because the
+    short before the long is what ends most jobs soonest, and a promise turns that round.
+    """
+    asked = asked_speed(job, curve, table.types, allowed_types(job, table.types))
+    shorter = table.time_left()[rows] * table.gpus[rows] < job.gpus * work_of(job, curve) / asked
+    slow = table.speed[rows] * fair.crowd < table.asked_speed[rows]
+    waits = slow & ((fair.rho >= FLOOR) | (fair.rho >= BEHIND) & shorter)
+    if not waits.any():
+        return ""
+    place = int(np.argmax(np.where(waits, fair.rho, 0.0)))
+    less = "" if fair.rho[place] >= FLOOR else " and has less to do"
+    return f"{table.specs[int(rows[place])].id} is on its way to {fair.rho[place]:.1f} times its fair time{less}"
 
 
 def _refusal(job: JobSpec, why: str, earliest: float | None) -> Rejected:

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from concertina import __version__
 from concertina.core.errors import StoreError
 from concertina.server import routes_cluster, routes_jobs, routes_people, routes_plain, routes_questions
+from concertina.server.access import AccessLog
 from concertina.server.answers import json_response
 from concertina.server.asks import Asker
 from concertina.server.auth import Caller, Doorkeeper, is_loopback
@@ -35,11 +36,12 @@ ABOUT = (
 
 
 def create_app(parts: Parts) -> FastAPI:
-    context = _context(parts)
+    context, access = _context(parts), AccessLog(parts.access_log)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.get_running_loop().set_default_executor(start_threads(THREADS, "concertina-io"))
+        access.start()
         context.bench.start()
         context.hub.start()
         try:
@@ -47,6 +49,7 @@ def create_app(parts: Parts) -> FastAPI:
         finally:
             context.hub.close()
             context.bench.close()
+            access.close()
 
     app = FastAPI(
         title="concertina",
@@ -68,6 +71,7 @@ def create_app(parts: Parts) -> FastAPI:
         hosts=allowed_hosts(parts.host),
         methods=methods_by_path(app.openapi()["paths"]),
         count=context.meters.count,
+        access=access,
     )
     return app
 

@@ -5,8 +5,8 @@ over a list, and fifty clients that watch the same job share its bytes.
 """
 
 import threading
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from concertina.cluster import keys
@@ -68,25 +68,28 @@ class Board:
             return [card.job for card in self._cards.values()]
 
     def page(
-        self, wanted: Callable[[Job], bool], *, after: str | None, limit: int, newest_first: bool
+        self, wanted: Callable[[Job], bool] | None, *, after: str | None, limit: int, newest_first: bool
     ) -> tuple[list[Card], int, str | None]:
         """One page in order of submission, how many there are in all, and where the next page begins.
 
-        Raises KeyError if there is no job `after`.
+        `wanted` None: all are. Raises KeyError if there is no job `after`.
         """
         with self._lock:
             self._renew_all()
+            places = self._order if wanted is None else self._wanted(wanted)
             begin = None if after is None else self._cards[after].place
-            total, found = 0, list[Card]()
-            for card in self._walk(newest_first):
-                if not wanted(card.job):
-                    continue
-                total += 1
-                beyond = begin is None or (card.place < begin if newest_first else card.place > begin)
-                if beyond and len(found) <= limit:
-                    found.append(card)
-        more = len(found) > limit
-        return found[:limit], total, found[limit - 1].job.id if more else None
+            if newest_first:
+                end = len(places) if begin is None else bisect_left(places, begin)
+                chosen = places[max(0, end - limit - 1) : end][::-1]
+            else:
+                start = 0 if begin is None else bisect_right(places, begin)
+                chosen = places[start : start + limit + 1]
+            found = [self._cards[job_id] for _, job_id in chosen]
+        more = len(found) > limit  # one beyond the page was taken to see that
+        return found[:limit], len(places), found[limit - 1].job.id if more else None
+
+    def _wanted(self, wanted: Callable[[Job], bool]) -> list[Place]:
+        return [place for place in self._order if wanted(self._cards[place[1]].job)]
 
     def count(self) -> dict[JobPhase, int]:
         with self._lock:
@@ -95,10 +98,6 @@ class Board:
             for card in self._cards.values():
                 counts[card.job.state.phase] += 1
             return counts
-
-    def _walk(self, newest_first: bool) -> Iterator[Card]:
-        places = reversed(self._order) if newest_first else iter(self._order)
-        return (self._cards[job_id] for _, job_id in places)
 
     def _renew_all(self) -> None:
         for job_id in list(self._dirty):

@@ -7,8 +7,6 @@ made for another origin is refused, and whatever changes something must be JSON,
 
 import asyncio
 import ipaddress
-import json
-import logging
 import re
 import time
 from collections.abc import Callable
@@ -16,6 +14,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from concertina.server.access import AccessLog
 from concertina.server.auth import Doorkeeper, is_loopback
 from concertina.server.errors import ApiError
 
@@ -31,8 +30,6 @@ SECURITY = [
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
 
-access = logging.getLogger("concertina.access")
-
 
 class Gate:
     """ASGI middleware."""
@@ -45,8 +42,9 @@ class Gate:
         hosts: frozenset[str],
         methods: list[tuple[re.Pattern[str], list[str]]],
         count: Callable[[str, str, int, float], None],
+        access: AccessLog,
     ) -> None:
-        self._app, self._doorkeeper, self._count = app, doorkeeper, count
+        self._app, self._doorkeeper, self._count, self._access = app, doorkeeper, count, access
         self._hosts, self._methods = hosts, methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,13 +68,12 @@ class Gate:
         finally:
             took = time.perf_counter() - begun
             self._count(scope["method"], _route(scope), status, took)
-            if access.isEnabledFor(logging.INFO):
-                access.info(_line(scope, status, took))
+            self._access.write(**_line(scope, status, took))
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         check_host(headers.get(b"host"), self._hosts)
-        check_origin(headers, scope.get("scheme", "http"))
+        check_origin(headers, None if self._doorkeeper.token_needed else scope.get("scheme", "http"))
         path = scope["path"]
         if path not in OPEN_PATHS and not path.startswith(OPEN_PREFIX):
             scope.setdefault("state", {})["caller"] = self._doorkeeper.caller(headers)
@@ -119,13 +116,15 @@ def allowed_hosts(bound: str) -> frozenset[str]:
     return frozenset({"localhost", _host_name(bound)}) if is_loopback(bound) else frozenset()
 
 
-def check_origin(headers: dict[bytes, bytes], scheme: str) -> None:
-    """A browser says where a request comes from; other clients say nothing."""
+def check_origin(headers: dict[bytes, bytes], scheme: str | None) -> None:
+    """A browser says where a request comes from; other clients say nothing.
+
+    `scheme` None: any, since where tokens are needed there may be a proxy in front that speaks https.
+    """
     origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
-    own = f"{scheme}://".encode() + headers.get(b"host", b"").lower()
-    foreign = (origin is not None and origin.lower() != own) or (
-        site is not None and site not in (b"same-origin", b"none")
-    )
+    named, _, host = (origin or b"").lower().partition(b"://")
+    own = host == headers.get(b"host", b"").lower() and (scheme is None or named == scheme.encode())
+    foreign = (origin is not None and not own) or (site is not None and site not in (b"same-origin", b"none"))
     if foreign and not _is_visit(headers):
         raise ApiError(
             403,
@@ -230,10 +229,10 @@ def _route(scope: Scope) -> str:
     return str(getattr(route, "path", "")) or "other"
 
 
-def _line(scope: Scope, status: int, took: float) -> str:
+def _line(scope: Scope, status: int, took: float) -> dict[str, Any]:
     caller = scope.get("state", {}).get("caller")
     client = scope.get("client") or ("", 0)
-    plain: dict[str, Any] = {
+    return {
         "time": round(time.time(), 3),
         "method": scope["method"],
         "path": scope["path"],
@@ -242,4 +241,3 @@ def _line(scope: Scope, status: int, took: float) -> str:
         "user": caller.name if caller else None,
         "from": client[0],
     }
-    return json.dumps(plain)

@@ -21,5 +21,6 @@ class Parts:
     local_name: str = field(default_factory=local_user)  # who asks on loopback without a token
     script_roots: tuple[Path, ...] = ()  # scripts must lie under one of them; none: anywhere
     oracle: Oracle = field(default_factory=NoOracle)  # answers why, eta and quote
+    access_log: Path | None = None  # who asked for what, as JSON lines
     answer_s: float = 5.0  # that a request waits for the controller
     clock: Callable[[], float] = time.time

@@ -10,6 +10,7 @@ from concertina.core.errors import UsageError
 from concertina.server.context import Context
 
 SWITCH_SECONDS = 0.0005
+MOST_CONNECTIONS = 1000
 STOP_SECONDS = 3  # that answers in progress may take
 
 
@@ -50,6 +51,7 @@ class Server:
             ws="none",
             lifespan="on",
             timeout_keep_alive=30,
+            limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=STOP_SECONDS,
             h11_max_incomplete_event_size=64 * 1024,
         )

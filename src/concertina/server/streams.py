@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from concertina.cluster.mirror import Job
+from concertina.server.errors import ApiError
 from concertina.server.events import BEAT, BEAT_SECONDS, Hub, frame
 from concertina.server.files import events_path, parse, read_lines
 from concertina.server.views import encode, job_json
@@ -16,6 +17,7 @@ from concertina.server.views import encode, job_json
 SEND_SECONDS = 30.0  # a client that takes nothing for so long is gone
 LOOK_SECONDS = 0.3  # between two looks at a job's events
 LINES = 500
+MOST_STREAMS = 500
 
 
 class EventStream(Response):
@@ -24,6 +26,9 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, pieces: AsyncIterator[bytes], hub: Hub) -> None:
+        """Raises ApiError 503 when there are too many."""
+        if hub.clients >= MOST_STREAMS:
+            raise ApiError(503, "too_many", f"{MOST_STREAMS} clients watch already", "try again later")
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._pieces, self._hub = pieces, hub

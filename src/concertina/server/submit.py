@@ -149,7 +149,8 @@ class Submitter:
         """The id of the job, in the store and in the mirror."""
         request = await self.check(ask, caller, key)
         refusal = self._refusal(request)
-        self._pending[request.id] = request  # counted from now on: another may come before this one is written
+        if refusal is None:
+            self._pending[request.id] = request  # counted from now on: another may come before this one is written
         try:
             job_id = await asyncio.to_thread(write_once, self._parts.store, request, refusal)
             await self._in_mirror(job_id)

@@ -26,7 +26,8 @@ export function bellows() {
     whole.classList.toggle("over", over);
     text(count, over ? (job.service_s ? `${duration(job.service_s)} of slot time` : "") : words);
     set(whole, { title: over ? null : `${words} workers` });
-    if (last !== null && last !== job.workers) {
+    if (over) delete whole.dataset.moved;
+    else if (last !== null && last !== job.workers) {
       whole.dataset.moved = job.workers > last ? "grew" : "shrank";
       clearTimeout(whole.timer);
       whole.timer = setTimeout(() => delete whole.dataset.moved, 2500);

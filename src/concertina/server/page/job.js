@@ -1,6 +1,6 @@
 // One job: how it goes, why it has what it has, what was decided, and what its workers print.
 
-import { call, get, now, post } from "./api.js";
+import { call, get, now } from "./api.js";
 import { bellows } from "./bellows.js";
 import { chart, overSteps, withSpeed } from "./charts.js";
 import { colourOf } from "./colours.js";
@@ -97,7 +97,8 @@ async function askCancel(path, job) {
     title: `Cancel ${job.name}?`, yes: "Cancel the job", danger: true,
     sentence: `It stops at once${job.checkpoint_step ? `; its newest checkpoint (step ${job.checkpoint_step}) stays` : ""}. This can not be undone.`,
   });
-  if (yes) await act(path, undefined, { method: (at) => call(at, { method: "DELETE" }) });
+  const said = (answer) => `${answer.name}: ${sentence(answer.reason)}`;
+  if (yes) await act(path, undefined, { method: (at) => call(at, { method: "DELETE" }), said });
 }
 
 async function askSize(path, job) {
@@ -107,7 +108,8 @@ async function askSize(path, job) {
   const inside = el(".field", {}, el("label", { for: "workers" }, "Workers"), field,
     el("p.hint", {}, `From ${job.min_workers} to ${most}; 0 leaves it to the policy again. The result is the same at any size.`));
   const wanted = await confirm({ title: `Resize ${job.name}`, yes: "Resize", inside, read: () => Number(field.value) });
-  if (wanted !== null) await act(`${path}/resize`, { workers: wanted }, { method: post });
+  const said = (answer) => `${answer.name}: ${answer.pinned ? `${plural(answer.pinned, "worker")} from now on, as you asked.` : "as many workers as the policy likes."}`;
+  if (wanted !== null) await act(`${path}/resize`, { workers: wanted }, { said });
 }
 
 /** Why it has what it has, and when it ends: asked anew now and then while the job lives. */

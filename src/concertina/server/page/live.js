@@ -8,7 +8,7 @@ import { ENDED } from "./words.js";
 const PAGE = 500; // jobs per request
 const MOST = 2000; // live jobs that the page keeps
 const NEWEST = 300; // jobs of any kind that it begins with; the rest is a matter for the command line
-const WAITS_S = [1, 2, 4, 8, 15];
+const WAITS_S = [1, 2, 4, 8];
 
 export const known = {
   jobs: new Map(), // id -> job, in the order of the server

@@ -28,12 +28,11 @@ export function show(main) {
   return stop;
 }
 
-/** Does it, and says what the server says. */
-export async function act(path, body, { method = post } = {}) {
+/** Does it, and says what the server says, or what `said(answer)` makes of it. */
+export async function act(path, body, { method = post, said = (answer) => sentence(answer.reason || "done") } = {}) {
   try {
     const answer = await method(path, body);
-    const who = answer.name ? `${answer.name}: ` : ""; // a whole job comes back from what was asked of it
-    toast(sentence(`${who}${answer.reason || "done"}`), { bad: answer.accepted === false });
+    toast(said(answer), { bad: answer.accepted === false });
     return answer;
   } catch (error) {
     complain(error);

@@ -6,7 +6,9 @@ export const ENDED = new Set(["finished", "cancelled", "failed", "rejected"]);
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "unknown";
   const s = Math.abs(seconds);
-  if (s < 1) return s === 0 ? "0 s" : `${s.toFixed(s < 0.1 ? 3 : 1)} s`;
+  if (s === 0) return "0 s";
+  if (s < 0.1) return s < 0.001 ? "under 1 ms" : `${Math.round(s * 1000)} ms`;
+  if (s < 1) return `${s.toFixed(1)} s`;
   if (s < 90) return `${Math.round(s)} s`;
   if (s < 90 * MINUTE) return `${Math.round(s / MINUTE)} min`;
   if (s < DAY) {
@@ -19,7 +21,7 @@ export function duration(seconds) {
 /** 18:04 today, "tomorrow 18:04", else with the date; to the second when it is near. */
 export function clock(at, now = Date.now() / 1000, seconds = Math.abs(at - now) < 10 * MINUTE) {
   if (at === null || at === undefined || !Number.isFinite(at)) return "not in sight";
-  const then = new Date(at * 1000), today = new Date(now * 1000);
+  const then = new Date(Math.round(at) * 1000), today = new Date(now * 1000);
   const time = then.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23", ...(seconds && { second: "2-digit" }) });
   const midnight = (d) => new Date(d.getFullYear(), d.getMonth(), d.getDate()).getTime();
   const days = Math.round((midnight(then) - midnight(today)) / (DAY * 1000));
