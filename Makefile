@@ -46,8 +46,9 @@ tools:
 	    || echo "could not install$$missing; the tests that need them will be skipped"; \
 	fi
 
+# Two at once: many tests wait for processes more than they compute. A file stays together, with what it has prepared.
 test: lint tools
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow'
 
 test-all: lint tools
 	$(BIN)/pytest

@@ -183,7 +183,8 @@ def run_all(chosen: Sequence[Task], out: Path, jobs: int, limit_s: float, for_s:
 def tables(out: Path) -> None:
     """What was printed, part by part, rows in the order of the tasks; for docs/results."""
     heads: dict[str, str] = {}
-    for task in tasks():
+    parts = list(dict.fromkeys(task.part for task in tasks()))
+    for task in sorted(tasks(), key=lambda task: parts.index(task.part)):
         path = out / f"{task.name}.json"
         if not path.exists():
             continue

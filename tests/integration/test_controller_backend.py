@@ -14,6 +14,7 @@ from tests.unit.pretend_cluster import PretendCluster
 from concertina.cluster import keys
 from concertina.cluster.backend import ClusterBackend, LocalCluster, devices
 from concertina.cluster.codec import dump
+from concertina.cluster.keeper_start import LOCK, take_lock
 from concertina.cluster.mirror import Mirror
 from concertina.cluster.records import JobRequest, JobState, NodePhase, NodeState
 from concertina.core.job import JobPhase
@@ -131,3 +132,15 @@ def test_a_machine_has_at_least_one_slot() -> None:
     kind, count = devices()
     assert kind
     assert count >= 1
+
+
+def test_as_long_as_anything_of_a_job_holds_its_lock_it_is_not_gone(tmp_path: Path) -> None:
+    """Workers may outlive a keeper for a moment; they hold its lock, too."""
+    (tmp_path / "jobs" / "a").mkdir(parents=True)
+    backend = LocalCluster(f"sqlite:{tmp_path / 'cluster.db'}", tmp_path, 2, "cpu")
+    state = JobState(id="a", attempt=1, attempt_s=time.time() - 5.0)
+    lock = take_lock(tmp_path / "jobs" / "a" / LOCK, 1.0)
+    assert lock is not None
+    assert not backend.is_gone(state, None, time.time())
+    os.close(lock)
+    assert backend.is_gone(state, None, time.time())
