@@ -67,6 +67,7 @@ class NamespaceHosts:
         self._there = {h.name: LocalBackend.open(folder / h.name, 1, prefix=h.prefix) for h in network.hosts}
         self._home: dict[int, str] = {}
         self._gone: set[str] = set()
+        self.deaf: set[str] = set()  # hosts that our signals do not reach
         self._given_up: set[int] = set()
         self._to_tell: list[dict[str, object]] = []
 
@@ -111,7 +112,7 @@ class NamespaceHosts:
 
     def signal_workers(self, number: Signals, workers: Sequence[int] | None = None) -> None:
         for name, backend in self._there.items():
-            if name not in self._gone:
+            if name not in self.deaf:
                 backend.signal_workers(number, workers)
         if workers is not None and MASTER in workers:
             self._here.signal_workers(number, (MASTER,))

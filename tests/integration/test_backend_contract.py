@@ -57,7 +57,7 @@ def ray_here() -> Iterator[None]:
     """A Ray of one node, this machine, for as long as these tests take."""
     ray = pytest.importorskip("ray", reason="Ray is missing: pip install 'concertina[ray]'")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in SETTINGS.items():
+        for name, value in (SETTINGS | {"RAY_AUTH_MODE": "disabled"}).items():
             patch.setenv(name, value)
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         yield

@@ -143,6 +143,7 @@ def test_a_host_whose_link_is_cut_is_done_without_and_used_again_when_it_returns
                 there = next(n for n, home in backend._home.items() if home == victim.name)
                 pid = backend.pid_of(there)
                 victim.cut()
+                backend.deaf.add(victim.name)
                 job.go_on(lambda: any(e["event"] == "worker_stuck" and e["worker"] == there for e in job.events))
                 backend.give_up(victim.name)
                 job.go_on(lambda: len(job.workers()) == 2)
@@ -150,6 +151,7 @@ def test_a_host_whose_link_is_cut_is_done_without_and_used_again_when_it_returns
                 os.kill(pid, 0)  # it still runs, and would like to go on
                 victim.mend()
                 job.go_on(lambda: backend.pid_of(there) is None)  # told that it is not needed, it leaves
+                assert job.run.log_path(there).read_text() == ""
                 backend.take_back(victim.name)
                 job.go_on(lambda: len(job.workers()) == 3)
                 assert set(job.workers()) != set(lost)

@@ -15,7 +15,17 @@ from concertina.runtime.desk import Desk
 from concertina.runtime.fabric import Fabric, PeersLost, Post
 from concertina.runtime.segments import Segment
 from concertina.runtime.wire import WireThread
-from concertina.runtime.wire_frames import HELLO_BYTES, LONGEST, NONCE_BYTES, Kind, Parser, WireError, answer, pack
+from concertina.runtime.wire_frames import (
+    HELLO_BYTES,
+    LONGEST,
+    NONCE_BYTES,
+    Frame,
+    Kind,
+    Parser,
+    WireError,
+    answer,
+    pack,
+)
 
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 
@@ -145,6 +155,8 @@ def test_after_sealing_nothing_changes_any_more(wires: list[WireThread]) -> None
     source.memory[:4] = b"late"
     source.push(0, 4)
     assert eventually(lambda: other.memory[:4] == b"late")
+    (owner,) = (owner for owner in wires[1]._owners.values() if owner.number == 0)
+    owner.take(Frame(Kind.BYTES, int(source.address.rpartition("/")[2]), 0, b"late"))  # it was on its way
     assert mirror.memory[:4] == bytes(4)
     with pytest.raises(OSError, match="given up"):
         read(wires[1], make(wires[0], 4096).address)
@@ -177,6 +189,17 @@ def test_who_does_not_know_the_key_gets_nothing(wires: list[WireThread]) -> None
             read(stranger, make(wires[0], 4096).address)
     finally:
         stranger.close()
+
+
+def test_a_reader_with_another_key_is_hung_up_on_without_a_word(wires: list[WireThread]) -> None:
+    segment = make(wires[0], 4096)
+    with socket.create_connection((HOSTS[0], wires[0].port), 10) as sock:
+        greeting = sock.recv(HELLO_BYTES, socket.MSG_WAITALL)
+        sock.sendall(answer("guess", greeting, bytes(NONCE_BYTES), 5) + pack(Kind.OPEN, 1))
+        sock.settimeout(10)
+        with contextlib.suppress(ConnectionError):
+            assert sock.recv(4096) == b""
+    assert segment.readers == ()
 
 
 def test_another_worker_at_the_same_place_is_not_taken_for_the_one_that_was_there(wires: list[WireThread]) -> None:

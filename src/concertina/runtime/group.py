@@ -25,6 +25,7 @@ TIMEOUT = timedelta(minutes=30)  # as long as DDP: one worker may evaluate for l
 CONNECT = timedelta(minutes=1)  # all are there and about to connect when this is waited for
 THREADS = 2  # of gloo, per group
 NEWS_SECONDS = 20.0  # after a connection broke, how long to wait for the master to say who is gone
+FAR_NEWS_SECONDS = 120.0  # where a whole host may be gone and nobody sees its processes end
 
 _building = threading.Lock()  # so that new connections are surely those of the group being built
 
@@ -81,7 +82,7 @@ class Group:
                 raise self._broken
             yield
         except RuntimeError:
-            until = time.monotonic() + NEWS_SECONDS
+            until = time.monotonic() + (FAR_NEWS_SECONDS if self._fabric.spans_hosts else NEWS_SECONDS)
             while not self._fabric.lost and time.monotonic() < until:
                 time.sleep(0.005)
             if not self._fabric.lost:

@@ -639,7 +639,10 @@ class Session:
         self.events.emit("recovering", step=self.step, lost=list(lost))
         if self._pass is not None:
             self._pass.account(self.elastic.point_batch)  # for all, since those who are gone cannot
-        self.elastic.recover(self._pass)
+        try:
+            self.elastic.recover(self._pass)
+        except EndOfRun as end:  # the others have long gone on without this worker
+            self._leave(end)
         self._scale_to_workers()
         if self._pass is not None:
             self._pass.rewind(self.elastic.point_batch)
