@@ -125,6 +125,14 @@ def test_only_those_named_get_a_signal_and_a_killed_one_is_told_as_such(place: P
     assert place.event("worker_exited", 4)["code"] == -signal.SIGKILL
 
 
+def test_a_worker_that_is_killed_before_it_is_there_does_not_stay(place: Place) -> None:
+    place.start(10, WAITS)
+    place.backend.signal_workers(signal.SIGKILL, (10,))
+    place.backend.signal_workers(signal.SIGTERM, (10,))
+    assert place.event("worker_exited", 10)["code"] == -signal.SIGKILL
+    assert place.backend.pid_of(10) is None
+
+
 def test_what_a_worker_has_started_ends_with_it(place: Place) -> None:
     code = "import subprocess, sys, time\nprint(subprocess.Popen(['sleep', '600']).pid, flush=True)\ntime.sleep(600)\n"
     log = place.start(5, code)

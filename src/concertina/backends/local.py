@@ -27,6 +27,7 @@ class LocalBackend:
         self._events = events
         self._log_dir = log_dir
         self._pids: dict[int, int] = {}  # worker -> pid
+        self._asked: dict[int, signal.Signals | None] = {}  # not started yet -> the signal that waits for it
         self._pending = b""
 
     @classmethod
@@ -81,6 +82,7 @@ class LocalBackend:
             self._nursery.stdin.flush()
         except BrokenPipeError:
             raise JobFailed(f"the process that starts workers has died; see {self._log_dir / 'nursery.log'}") from None
+        self._asked[worker] = None
 
     @property
     def events_fd(self) -> int:
@@ -115,6 +117,9 @@ class LocalBackend:
             return
         if kind in ("worker_started", "master_started"):
             self._pids[worker] = pid
+            late = self._asked.pop(worker, None)
+            if late is not None:
+                self.signal_workers(late, (worker,))
         elif kind in ("worker_exited", "master_exited") and self._pids.get(worker) == pid:
             del self._pids[worker]
 
@@ -123,17 +128,20 @@ class LocalBackend:
         return self._pids.get(worker)
 
     def signal_workers(self, number: signal.Signals, workers: Sequence[int] | None = None) -> None:
-        """All of them, or those named."""
-        for worker, pid in self._pids.items():
+        """All of them, or those named; who was asked for and is not there yet gets it when it is."""
+        for worker, waits in list(self._asked.items()):
+            if (worker in workers if workers is not None else worker != MASTER) and waits is not signal.SIGKILL:
+                self._asked[worker] = number
+        for worker, pid in list(self._pids.items()):
             if worker in workers if workers is not None else worker != MASTER:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
     def end_workers(self) -> None:
         """Kills workers that are still there and waits until they are gone."""
-        self.signal_workers(signal.SIGKILL, tuple(self._pids))
+        self.signal_workers(signal.SIGKILL, (*self._pids, *self._asked))
         patience = time.monotonic() + LEAVE_SECONDS
-        while self._pids and time.monotonic() < patience:
+        while (self._pids or self._asked) and time.monotonic() < patience:
             self.events(0.1)
 
     def close(self) -> None:

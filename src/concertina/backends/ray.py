@@ -38,6 +38,7 @@ SILENT_SECONDS = 5.0  # a node that keeps a question for so long may be cut off:
 SHUN_SECONDS = 20.0  # nor where an actor died, until Ray has made up its mind about the node
 AGAIN_SECONDS = 0.3
 LEAVE_SECONDS = 10.0
+COMMANDS, EVENTS = "commands", "events"  # an actor's threads
 
 
 @dataclass(slots=True)
@@ -104,8 +105,10 @@ class RayBackend:
             where = NodeAffinitySchedulingStrategy(node_id=name, soft=False)
             # Ray hides all GPUs from an actor that asks for none; which worker uses which is ours to say.
             shown = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
-            options = {"num_cpus": 0, "max_concurrency": 4, "scheduling_strategy": where, "runtime_env": shown}
-            actor = ray.remote(RayNode).options(**options).remote(str(self._log_dir), self._threads)
+            options = {"num_cpus": 0, "scheduling_strategy": where, "runtime_env": shown}
+            remote: Any = ray.remote  # its types do not know of groups
+            made = remote(concurrency_groups={COMMANDS: 1, EVENTS: 1})(RayNode)  # commands come in order
+            actor = made.options(**options).remote(str(self._log_dir), self._threads)
             self._nodes[name] = _Node(host, actor)
             return self._nodes[name]
 
@@ -123,7 +126,9 @@ class RayBackend:
                 self._tell({"event": "worker_exited", "worker": worker, "pid": 0, "code": -int(signal.SIGKILL)})
                 return
             there.workers[worker] = 0
-            there.actor.start.remote(worker, str(script), list(args), dict(env), str(log.absolute()), os.getcwd())
+            there.actor.start.options(concurrency_group=COMMANDS).remote(
+                worker, str(script), list(args), dict(env), str(log.absolute()), os.getcwd()
+            )
 
     def start_master(self, env: Mapping[str, str], log: Path) -> None:
         self._here.start_master(env, log)
@@ -140,7 +145,7 @@ class RayBackend:
                 meant = [n for n in node.workers if workers is None or n in workers]
                 if not meant:
                     continue
-                node.actor.signal.remote(int(number), meant)
+                node.actor.signal.options(concurrency_group=COMMANDS).remote(int(number), meant)
                 if number == signal.SIGKILL:
                     for worker in meant:
                         self._killed.setdefault(worker, time.monotonic() + GONE_SECONDS)
@@ -169,7 +174,9 @@ class RayBackend:
     def close(self) -> None:
         self._ends.set()
         self._listener.join(LEAVE_SECONDS)
-        closing: list[Any] = [node.actor.close.remote() for node in self._nodes.values()]
+        closing: list[Any] = [
+            node.actor.close.options(concurrency_group=COMMANDS).remote() for node in self._nodes.values()
+        ]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=LEAVE_SECONDS)
         for node in self._nodes.values():
@@ -196,7 +203,10 @@ class RayBackend:
                 nodes = dict(self._nodes)
             for node in nodes.values():
                 if node.question is None and now >= node.asked_at:
-                    node.question, node.asked_at = node.actor.events.remote(node.taken, POLL_SECONDS), now
+                    node.question, node.asked_at = (
+                        node.actor.events.options(concurrency_group=EVENTS).remote(node.taken, POLL_SECONDS),
+                        now,
+                    )
             questions = {node.question: name for name, node in nodes.items() if node.question is not None}
             if not questions:
                 self._ends.wait(0.05)

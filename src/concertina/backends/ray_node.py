@@ -44,9 +44,5 @@ class RayNode:
     def signal(self, number: int, workers: Sequence[int] | None) -> None:
         self._backend.signal_workers(signal.Signals(number), workers)
 
-    def end_workers(self) -> None:
-        """Kills them; that they are gone is told by events."""
-        self._backend.signal_workers(signal.SIGKILL)
-
     def close(self) -> None:
         self._backend.close()
