@@ -64,7 +64,7 @@ def ray_here() -> Iterator[None]:
         ray.shutdown()
 
 
-@pytest.fixture(scope="module", params=["local", "ray"])
+@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.slow)])
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "local":

@@ -100,7 +100,13 @@ class Trial:
     def take_time(self, seconds: float = 0.06) -> None:
         """Every turn lasts longer from here on, so that a new master comes before the end."""
         for worker in range(10):
-            (self.folder / f"pause-{worker}").write_text(str(seconds))
+            self.pause(worker, seconds)
+
+    def pause(self, worker: int, seconds: float) -> None:
+        """How long a turn lasts there; renamed into place, since the job may read it at any moment."""
+        fresh = self.folder / f"fresh-{worker}"
+        fresh.write_text(str(seconds))
+        fresh.rename(self.folder / f"pause-{worker}")
 
     def ask(self, request: str) -> tuple[bool, str]:
         self.go_on(lambda: self.run.answer(request))
@@ -286,8 +292,8 @@ def test_when_all_are_lost_the_job_goes_back_to_the_newest_checkpoint(trial: Mak
 def test_a_slowed_worker_gets_fewer_virtual_workers_within_20_steps(trial: Make, wanted: str) -> None:
     job = trial()
     job.go_on(lambda: job.step >= 10)
-    (job.folder / "pause-1").write_text("0.09")
-    (job.folder / "pause-0").write_text("0.03")
+    job.pause(1, 0.09)
+    job.pause(0, 0.03)
     slowed = job.step
     job.to_end()
     dealt = [e for e in job.seen("generation_started") if e["shares"] == [3, 1]]
@@ -301,7 +307,7 @@ def test_a_slowed_worker_gets_fewer_virtual_workers_within_20_steps(trial: Make,
 def test_a_worker_that_stays_slow_is_removed_and_reported(trial: Make, wanted: str) -> None:
     job = trial()
     job.go_on(lambda: job.step >= 5)
-    (job.folder / "pause-1").write_text("0.4")
+    job.pause(1, 0.4)
     job.to_end()
     assert job.seen("worker_slow", worker=1)
     assert job.seen("generation_started")[-1]["members"] == [0]
@@ -311,7 +317,7 @@ def test_a_worker_that_stays_slow_is_removed_and_reported(trial: Make, wanted: s
 def test_a_worker_that_stands_still_in_a_step_is_removed_though_its_heart_beats(trial: Make, wanted: str) -> None:
     job = trial(stall_s=2.0)
     job.go_on(lambda: job.step >= 5)
-    (job.folder / "pause-1").write_text("1000")
+    job.pause(1, 1000)
     job.to_end()
     assert "stood still in a step" in job.seen("worker_stuck", worker=1)[0]["reason"]
     assert job.seen("worker_lost", worker=1)
