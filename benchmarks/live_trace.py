@@ -54,6 +54,7 @@ class Outcome:
     attempts: int = 0
     compared: int = 0
     different: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)  # promised, before slots were taken away
     problems: list[str] = field(default_factory=list)
     changes_watched: int = 0
     speeds: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -102,7 +103,10 @@ class Trial:
 
     def judge(self, found: list[dict[str, Any]], watcher: Watcher, args: argparse.Namespace) -> None:
         out = self.outcome
-        out.problems += check_jobs(found, {job.id: steps_of(str(job.model)) for job in self.jobs})
+        found_wrong = check_jobs(found, {job.id: steps_of(str(job.model)) for job in self.jobs})
+        if args.reclaim:  # a promise counts with the slots there were when it was given
+            out.late = [problem for problem in found_wrong if "missed its deadline" in problem]
+        out.problems += [problem for problem in found_wrong if problem not in out.late]
         ended = [job for job in found if job["phase"] == "finished"]
         for job in ended:
             out.problems += check_events(self.state, job["id"])
@@ -250,6 +254,8 @@ def _report(out: Outcome) -> None:
             print(f"{what}: live {a:.1f} s, simulated {b:.1f} s, difference {live_replay.differs(a, b):+.1%}")
     if out.live:
         print(f"refused: live {out.live['refused']}, simulated {out.simulated['refused']}")
+    for sentence in out.late:
+        print(f"after slots were taken away, {sentence}")
     for problem in out.problems + out.different:
         print(f"PROBLEM {problem}")
 
