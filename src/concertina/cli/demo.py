@@ -44,7 +44,7 @@ JOBS = (
         after_s=16.0,
         name="digits",
         script="digits.py",
-        args=("--epochs", "12"),
+        args=("--epochs", "20"),
         deadline_in_s=None,
         shows="no deadline: mlp shrinks to make room, digits grows when it has ended",
     ),
@@ -57,7 +57,7 @@ JOBS = (
         shows="the same as mlp, but within 8 s: refused, with what could be promised instead",
     ),
     DemoJob(
-        after_s=55.0,
+        after_s=38.0,
         name="chars",
         script="chars.py",
         args=("--epochs", "1"),
