@@ -422,6 +422,7 @@ def test_two_leaders_never_both_write(place: Place, store: Store, opener: Callab
             try:
                 while not ends.is_set():
                     leader.put_fenced("state", b"%d" % leader.fence)
+                    time.sleep(0.0005)  # the watch below may be starved, and history is short
             except Deposed:
                 continue
 
