@@ -78,7 +78,7 @@ def test_torchs_state_is_never_an_old_one() -> None:
 
 @pytest.mark.xfail(
     strict=False,
-    reason="after other tests in the same process the short cut is not always taken: slower, never wrong; cause unknown",
+    reason="after other tests in the same process the short cut is not always taken: slower, never wrong",
 )
 def test_a_snapshot_of_what_has_not_moved_is_the_same_object() -> None:
     before = RandomState.capture()
