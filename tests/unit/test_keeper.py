@@ -494,5 +494,5 @@ def test_a_job_has_a_name_that_a_folder_can_have(name: str, tmp_path: Path) -> N
 
 
 def test_a_keepers_environment_has_no_token_and_is_good_anywhere() -> None:
-    env = environment({"CONCERTINA_TOKEN": "secret", "HOME": "/h", "PYTHONPATH": "src:/lib"}, Path("/work"))
-    assert env == {"HOME": "/h", "PYTHONPATH": "/work/src:/lib", "PYTHONSAFEPATH": "keeper"}
+    env = environment({"CONCERTINA_TOKEN": "secret", "HOME": "/h", "PYTHONPATH": "src:/lib"}, Path("/somewhere"))
+    assert env == {"HOME": "/h", "PYTHONPATH": "/somewhere/src:/lib", "PYTHONSAFEPATH": "keeper"}

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 
 from concertina.runtime.segments import Segment
@@ -69,7 +70,7 @@ class Mirror(Segment):
         self.memory[at : at + len(data)] = data
 
 
-class Link:
+class Link(ABC):
     """One connection: bytes that wait to be sent, and what to do with those that come."""
 
     def __init__(self, wire: "WireThread", sock: socket.socket) -> None:
@@ -128,10 +129,11 @@ class Link:
             self._bytes_waiting = 0
         self.wire.wake()
 
+    @abstractmethod
     def on_data(self, data: bytes) -> None:
-        raise NotImplementedError
+        """What has arrived."""
 
-    def on_end(self) -> None:
+    def on_end(self) -> None:  # noqa: B027  # whoever is not interested says nothing
         """The connection is no more."""
 
 
