@@ -13,10 +13,11 @@ from concertina.runtime.buckets import BucketLayout, DdpOptions
 from concertina.runtime.catch_up import ELEMENTWISE, LEAVES_GRADIENTS, CatchUp
 from concertina.runtime.desk import METAS, Desk
 from concertina.runtime.handover import pack, unpack
+from concertina.runtime.member_memory import MemberMemory
 from concertina.runtime.prepared import Prepared
 from concertina.runtime.shown import Shown
 from concertina.runtime.state_map import describe
-from concertina.runtime.sums import OthersSums, SharedSums
+from concertina.runtime.sums import SharedSums
 
 
 def prepared_of(kind: Any, seed: int, **options: Any) -> Prepared:
@@ -72,7 +73,7 @@ def follow(member: Member, kind: Any, **options: Any) -> tuple[CatchUp, Prepared
     newcomer = prepared_of(kind, 2, **options)
     description = describe(member.prepared)
     assert description is not None
-    return CatchUp(os.getpid(), member.desk, newcomer, description), newcomer
+    return CatchUp(MemberMemory(os.getpid()), member.desk, newcomer, description), newcomer
 
 
 def all_tensors(prepared: Prepared) -> list[torch.Tensor]:
@@ -174,8 +175,8 @@ def test_the_place_of_sums_that_another_segment_has_taken_over_is_not_used() -> 
     first, second = SharedSums(layout), SharedSums(layout)
     base, size, _, token = first.where
     address = first.flats[0].data_ptr()
-    assert OthersSums().find([first.where], address, param) is not None
-    assert OthersSums().find([(base, size, second.where[2], token)], address, param) is None
+    assert MemberMemory(os.getpid()).find([first.where], address, param) is not None
+    assert MemberMemory(os.getpid()).find([(base, size, second.where[2], token)], address, param) is None
 
 
 VARIANTS = [{}, {"foreach": True}, {"foreach": False}, {"weight_decay": 0.1, "maximize": True}, {"fused": True}]

@@ -21,10 +21,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from concertina.runtime.desk import Desk
+from concertina.runtime.device_memory import finish_work
 from concertina.runtime.digest import bit_pattern
+from concertina.runtime.member_memory import MemberMemory
 from concertina.runtime.prepared import Prepared
-from concertina.runtime.state_map import all_params, make_room, read_memory
-from concertina.runtime.sums import OthersSums
+from concertina.runtime.state_map import all_params, make_room
 
 SLICE = 1 << 20  # elements; a multiple of every vector width, so that slices give the bits of the whole
 MOST_LAPSES = 30  # steps that may go by unseen before everything is left to the switch
@@ -77,16 +78,15 @@ class Piece:
 class CatchUp:
     """Follows one member's state."""
 
-    def __init__(self, pid: int, desk: Desk, prepared: Prepared, description: dict[str, Any]) -> None:
-        self._pid = pid
+    def __init__(self, memory: MemberMemory, desk: Desk, prepared: Prepared, description: dict[str, Any]) -> None:
+        self._memory = memory
         self._desk = desk
         self._prepared = prepared
         self._params = all_params(prepared)
         self._pieces = _cut(prepared, description)
         self._grads: dict[int, Tensor] = {}  # copies of gradients, where they cannot be used where they lie
-        self._sums = OthersSums()
         self._replicas = [_replica(optimizer) for optimizer in prepared.optimizers]
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch: dict[torch.device, Tensor] = {}
         self._next = 0
         self._lapses = 0
         self._by_copy = False
@@ -198,12 +198,16 @@ class CatchUp:
         if clock % 2:
             return
         with torch.no_grad():
-            for part in piece.parts:
-                read_memory(self._pid, part.address, part.here)
+            self._read_parts(piece)
         if self._desk.clock == clock:
             piece.version = clock // 2
             piece.compared = False
             self.copied_bytes += sum(part.here.numel() * part.here.element_size() for part in piece.parts)
+
+    def _read_parts(self, piece: Piece) -> None:
+        for part in piece.parts:
+            self._memory.read(part.address, part.here)
+        finish_work(part.here for part in piece.parts)
 
     def _compare(self, piece: Piece) -> None:
         """Reads a piece again, while nobody changes it, and looks whether we came to the same."""
@@ -213,7 +217,7 @@ class CatchUp:
         equal = True
         for part in piece.parts:
             theirs = self._room(part.here)
-            read_memory(self._pid, part.address, theirs)
+            self._memory.read(part.address, theirs)
             equal = equal and torch.equal(bit_pattern(theirs), bit_pattern(part.here))
         if self._desk.clock != clock:
             return
@@ -224,9 +228,10 @@ class CatchUp:
 
     def _room(self, like: Tensor) -> Tensor:
         size = like.numel() * like.element_size()
-        if self._scratch.numel() < size:
-            self._scratch = torch.empty(size, dtype=torch.uint8)
-        return self._scratch[:size].view(like.dtype)
+        room = self._scratch.get(like.device)
+        if room is None or room.numel() < size:
+            room = self._scratch[like.device] = torch.empty(size, dtype=torch.uint8, device=like.device)
+        return room[:size].view(like.dtype)
 
     # -- replaying ---------------------------------------------------------------------------------------------------
 
@@ -259,19 +264,20 @@ class CatchUp:
         if self._desk.overwritten > step:
             return False
         self._step(k, note["groups"], live, grads)
+        finish_work(grads.values())
         return self._desk.overwritten <= step
 
     def _gradient(self, i: int, address: int, shared: list[Any], in_place: bool) -> Tensor:
         param = self._params[i].detach()
-        there = self._sums.find(shared, address, param)
-        if there is not None and in_place:
+        there = self._memory.find(shared, address, param)
+        if there is not None and in_place and there.device == param.device:
             return there
         if i not in self._grads:
             self._grads[i] = torch.empty_like(param)
         if there is not None:
             self._grads[i].copy_(there)
         else:
-            read_memory(self._pid, address, self._grads[i])
+            self._memory.read(address, self._grads[i])
         return self._grads[i]
 
     def _step(self, k: int, groups: list[dict[str, Any]], pieces: list[Piece], grads: dict[int, Tensor]) -> None:
@@ -306,9 +312,11 @@ class CatchUp:
         late = [p for p in self._pieces if self._by_copy or p.version != step or not p.exact]
         with torch.no_grad():
             for piece in late:
-                for part in piece.parts:
-                    read_memory(self._pid, part.address, part.here)
+                self._read_parts(piece)
         return len(late)
+
+    def close(self) -> None:
+        self._memory.close()
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -370,7 +378,7 @@ def _piece(
             part = _flat(tensor)[lo:hi]
             parts.append(Part(key, address + lo * tensor.element_size(), part))
         elif tensor.numel() == 1:  # all slices count it on alike
-            parts.append(Part(key, address, tensor.view(1) if lo == 0 else torch.zeros(1, dtype=tensor.dtype)))
+            parts.append(Part(key, address, tensor.view(1) if lo == 0 else torch.zeros_like(tensor).view(1)))
             scalars[key] = tensor.shape
         else:  # of a shape of its own: such an optimizer is replayed on whole parameters
             parts.append(Part(key, address, tensor))

@@ -15,14 +15,16 @@ from concertina.core.errors import ConcertinaError
 from concertina.core.formation import Formation
 from concertina.runtime.catch_up import CatchUp
 from concertina.runtime.desk import Desk
+from concertina.runtime.device_memory import finish_work
 from concertina.runtime.elastic import Elastic
 from concertina.runtime.fabric import LIMIT_SECONDS, PeersLost
 from concertina.runtime.handover import load_small_state, receive
 from concertina.runtime.interrupts import Left
+from concertina.runtime.member_memory import MemberMemory
 from concertina.runtime.membership import Generation, Membership
 from concertina.runtime.prepared import Prepared
 from concertina.runtime.segments import Segment, is_here
-from concertina.runtime.state_map import make_room, read_memory, set_others
+from concertina.runtime.state_map import make_room, set_others
 from concertina.runtime.virtual import VirtualEngine
 
 IDLE_SECONDS = 0.0002
@@ -55,7 +57,7 @@ class Follower:
 
     def wait_until_let_in(self) -> int:
         """Everything of the script before its loop is done; the epoch that the others are in."""
-        _warm_up()
+        _warm_up(self._prepared)
         self._membership.say(op="ready")
         self._meet_sources()
         return self._place()[0]
@@ -119,7 +121,8 @@ class Follower:
         try:
             worked = self._catch_up.work() if self._catch_up is not None else False
         except OSError:  # the member that we followed has ended
-            self._catch_up, self._gone_in = None, generation
+            self._stop_following()
+            self._gone_in = generation
             return False
         if self._catch_up is None:
             self._desk.clock = max(desk.clock for desk in self._sources.values()) // 2 * 2
@@ -143,19 +146,19 @@ class Follower:
         if len(ready) < len(self._sources):
             return
         self._looked_for = generation
-        self._catch_up = None
+        self._stop_following()
         desk = ready[self._membership.number % len(ready)]
         self._followed, self._described = desk, desk.described[1]
         if not all(is_here(desk.segment.address) for desk in self._sources.values()):
             self._desk.cannot_read = True  # another host's memory
             return
         try:
-            pid, memory = _read_description(desk)
-            if memory is None:
-                return  # on a GPU: all of the state is handed over at the switch
-            probe = torch.empty(1, dtype=torch.uint8)
-            read_memory(pid, memory["items"][0][3], probe)
-            self._catch_up = CatchUp(pid, desk, self._prepared, memory)
+            memory, description = _read_description(desk)
+            if description is None:
+                self._desk.cannot_read = True  # in a form that nobody else can use
+                return
+            _try_to_read(memory, self._prepared, description)
+            self._catch_up = CatchUp(memory, desk, self._prepared, description)
         except OSError:
             self._desk.cannot_read = True
 
@@ -189,9 +192,12 @@ class Follower:
         self._take_contexts(generation)
         self._elastic.keep_anew()
         self._membership.say(op="switched", generation=formation.generation, step=step)
+        self._stop_following()
+        return rest
+
+    def _stop_following(self) -> None:
         catch_up, self._catch_up = self._catch_up, None
         self._membership.take_down(catch_up)
-        return rest
 
     def _complete(self, step: int, source: Desk) -> None:
         """Parameters and optimizer state as they are after `step`; if need be, all from the worker that let us in."""
@@ -199,10 +205,12 @@ class Follower:
         if catch_up is not None and self._reaches(catch_up, step) and not self._has_moved():
             self.late = catch_up.finish(step)
             return
-        pid, memory = _read_description(source)
+        memory, description = _read_description(source)
         with torch.no_grad():
-            for there, tensor in make_room(self._prepared, memory):
-                read_memory(pid, there, tensor)
+            pairs = make_room(self._prepared, description)
+            for there, tensor in pairs:
+                memory.read(there, tensor)
+            finish_work(tensor for _, tensor in pairs)
 
     def _reaches(self, catch_up: CatchUp, step: int) -> bool:
         """The main worker announces a switch; the one that we follow may still be in its optimizer. False if it is
@@ -232,15 +240,27 @@ class Follower:
         self._engine.apart = True
 
 
-def _warm_up() -> None:
+def _warm_up(prepared: Prepared) -> None:
     """What torch sets up at the first backward of a process, threads for every device among it; now nobody waits."""
-    x = torch.ones(16, 16, requires_grad=True)
-    torch.nn.functional.linear(x, x).sum().backward()
+    devices = {param.device for param in prepared.model.parameters()} | {torch.device("cpu")}
+    for device in devices:
+        x = torch.ones(16, 16, requires_grad=True, device=device)
+        torch.nn.functional.linear(x, x).sum().backward()
+    finish_work(prepared.model.parameters())
 
 
-def _read_description(desk: Desk) -> tuple[int, Any]:
-    """The process whose desk it is, and where in its memory the state lies."""
+def _read_description(desk: Desk) -> tuple[MemberMemory, Any]:
+    """The memory of the process whose desk it is, and where in it the state lies."""
     segment = Segment.open(desk.described[1])
     size = int.from_bytes(segment.memory[:8], "little")
     found = json.loads(segment.memory[8 : 8 + size])
-    return found["pid"], found["memory"]
+    state = found["memory"]
+    return MemberMemory(found["pid"], () if state is None else state["shared"]), state
+
+
+def _try_to_read(memory: MemberMemory, prepared: Prepared, description: dict[str, Any]) -> None:
+    """A byte of every kind of memory that the state lies in; OSError if one of them is closed to us."""
+    here = {"cpu": torch.device("cpu"), "cuda": next(prepared.model.parameters()).device}
+    addresses = {kind: address for _, _, _, address, kind, *_ in description["items"]}
+    for kind, address in addresses.items():
+        memory.read(address, torch.empty(1, dtype=torch.uint8, device=here[kind]))

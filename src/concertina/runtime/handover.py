@@ -40,7 +40,7 @@ def hand_over(prepared: Prepared, rest: dict[str, Any], whole: bool) -> Segment:
     """Lays out what newcomers cannot read from memory themselves; or all of the state, if that is asked."""
     kept = None if whole or not all(readable(item.tensor) for item in items(prepared)) else others(prepared)
     state = {"rest": rest, "small": small_state(prepared), "others": kept}
-    if kept is None:  # on a GPU, or in some form that cannot be read from outside
+    if kept is None:  # in some form that cannot be read from outside
         state["whole"] = prepared.state()
     data = pack(state)
     segment = Segment.create(len(data) + 8)

@@ -257,9 +257,10 @@ class Membership:
         for thing in things:
             if isinstance(thing, Generation):
                 self._unwatch(thing.fabric)
-                close = getattr(thing.reducer, "close", None)
-                if close is not None:
-                    close()
+                thing = thing.reducer
+            close = getattr(thing, "close", None)
+            if close is not None:
+                close()
         things.clear()
 
     def _build_pending(self, formation: Formation) -> None:

@@ -22,7 +22,7 @@ from concertina.core.placement import VirtualPlacement
 from concertina.runtime.buckets import BucketLayout
 from concertina.runtime.group import Group
 from concertina.runtime.ring_order import Chunk, chunk_elements, ring_chunks
-from concertina.runtime.sums import Shared, SharedSums
+from concertina.runtime.sums import Shared, SharedSums, flats_apart
 
 PIECE_BYTES = 1 << 22  # unit in which running sums travel: large enough to be cheap, small enough to overlap
 CACHE_BYTES = 1 << 17  # unit in which they are added up
@@ -85,12 +85,16 @@ class LocalFold:
         return not self._spare
 
     def share_sums(self) -> None:
-        """Two places for the sums, used in turn: what one step summed stays whole, and in shared memory, during the
-        next."""
-        if not self._sets and self._virtual > 1 and all(not p.is_cuda for p in self._layout.params):
-            sets = [SharedSums(self._layout) for _ in range(2)]
-            plans = [self._plan_all(made.flats, shared=True) for made in sets]
-            self._sets, self._spare = sets, plans
+        """Two places for the sums, used in turn: what one step summed stays whole, and where newcomers can read it,
+        during the next."""
+        if self._spare or self._virtual == 1:
+            return
+        if any(param.is_cuda for param in self._layout.params):
+            places = [flats_apart(self._layout) for _ in range(2)]
+            self._spare = [self._plan_all(flats, shared=True) for flats in places if flats is not None]
+            return
+        sets = [SharedSums(self._layout) for _ in range(2)]
+        self._sets, self._spare = sets, [self._plan_all(made.flats, shared=True) for made in sets]
 
     def stop_sharing(self) -> None:
         self._sets, self._spare = [], []
@@ -202,11 +206,12 @@ class NativeAllReduce:
     """One virtual worker per worker: exactly the call that DDP makes, started as soon as a bucket is complete."""
 
     name = "native all-reduce"
-    overwrites_early = True
 
     def __init__(self, layout: BucketLayout, group: Group) -> None:
         self.order: tuple[int, ...] = (group.rank,)
         self._group = group
+        self._layout = layout
+        self._apart: list[Tensor] | None = None  # while somebody follows: sums that outlast the step
         self._flats = [layout.new_flat(b) for b in range(len(layout.buckets))]
         self._works: list[Any] = []
 
@@ -222,8 +227,21 @@ class NativeAllReduce:
             for work in works:
                 work.wait()
 
+    @property
+    def overwrites_early(self) -> bool:
+        return self._apart is None
+
+    def share_sums(self) -> None:
+        if any(param.is_cuda for param in self._layout.params):
+            self._apart = self._apart or flats_apart(self._layout)
+
+    def stop_sharing(self) -> None:
+        self._apart = None
+
     def results(self) -> list[Tensor]:
-        return self._flats
+        if self._apart is None:
+            return self._flats
+        return [apart.copy_(flat) for apart, flat in zip(self._apart, self._flats, strict=True)]
 
     def warm(self) -> None:
         for flat in self._flats:
@@ -297,12 +315,13 @@ class VirtualRing:
     """
 
     name = "virtual ring"
-    overwrites_early = True
 
     def __init__(
         self, layout: BucketLayout, placement: VirtualPlacement, group: Group, piece_bytes: int = PIECE_BYTES
     ) -> None:
         self._group = group
+        self._layout = layout
+        self._apart: list[Tensor] | None = None  # while somebody follows: sums that outlast the step
         self._left = (group.rank - 1) % group.size
         self._right = (group.rank + 1) % group.size
         self.order = tuple(sorted(placement.workers[group.rank], reverse=True))
@@ -402,6 +421,17 @@ class VirtualRing:
             work.wait()
         self._sends.clear()
 
+    @property
+    def overwrites_early(self) -> bool:
+        return self._apart is None
+
+    def share_sums(self) -> None:
+        if all(self._on_gpu):
+            self._apart = self._apart or flats_apart(self._layout)
+
+    def stop_sharing(self) -> None:
+        self._apart = None
+
     def results(self) -> list[Tensor]:
         return [self._result(b) for b in range(len(self._sums))]
 
@@ -426,7 +456,7 @@ class VirtualRing:
                             self._send(bucket, piece, ALL_GATHER_TAG, self._right, part)
 
     def _result(self, bucket: int) -> Tensor:
-        device_flat = self._device_flats[bucket]
+        device_flat = self._device_flats[bucket] if self._apart is None else self._apart[bucket]
         if device_flat is None:
             return self._sums[bucket]
         return device_flat.copy_(self._sums[bucket], non_blocking=True)

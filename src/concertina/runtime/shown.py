@@ -5,14 +5,17 @@ before an optimizer acts, with which gradients and hyperparameters; the newcomer
 does. At the end of a step it says whether these gradients were still the same, and how many such notes there were.
 """
 
+import contextlib
 import json
 import os
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from concertina.runtime.desk import Desk
+from concertina.runtime.device_memory import allocations, finish_work
 from concertina.runtime.digest import sample
 from concertina.runtime.membership import Membership
 from concertina.runtime.prepared import Prepared
@@ -50,6 +53,7 @@ class Shown:
                 self.stop()
             self._desk.clock = 2 * step
             return
+        finish_work(self.prepared.model.parameters())  # what the clock says must be true of a GPU's memory, too
         self._desk.clock = 2 * step
         if self._described == wanted.generation and self._where() == self._described_at:
             self._desk.note({"step": step, "updates": self._updates, "spoiled": self._is_spoiled()})
@@ -118,13 +122,16 @@ class Shown:
             for i, p in enumerate(self.prepared.model.parameters())
             if id(p) in held and p.grad is not None
         ]
+        grads = [grad for _, _, grad in taken]
         note: dict[str, Any] = {"step": self.step + 1, "optimizer": k}
-        if all(_is_plain(v) for group in groups for v in group.values()) and all(_fits(p, g) for _, p, g in taken):
-            note["groups"] = groups
-            note["grads"] = [[i, grad.data_ptr()] for i, _, grad in taken]
-            note["shared"] = getattr(self._engine.reducer, "shared", [])
+        if _can_be_replayed(optimizer, groups) and all(_fits(p, g) for _, p, g in taken):
+            with contextlib.suppress(OSError):
+                note["shared"] = [*getattr(self._engine.reducer, "shared", []), *allocations(grads)]
+                note["groups"] = groups
+                note["grads"] = [[i, grad.data_ptr()] for i, _, grad in taken]
+        finish_work(grads)
         self._desk.note(note)
-        self._keep([grad for _, _, grad in taken])
+        self._keep(grads)
 
     def _keep(self, grads: list[Tensor]) -> None:
         """The gradients themselves, whose memory must not be used for others yet, and a few elements of each."""
@@ -140,6 +147,12 @@ class Shown:
 
     def _on_spoiled(self) -> None:
         self._spoiled = True
+
+
+def _can_be_replayed(optimizer: Optimizer, groups: list[dict[str, Any]]) -> bool:
+    """Whether all that it acts with is plain: no learning rates in tensors, nothing set by a gradient scaler."""
+    scaled = getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None
+    return not scaled and all(_is_plain(value) for group in groups for value in group.values())
 
 
 def _some_of(grads: list[Tensor]) -> Tensor:

@@ -1,8 +1,8 @@
 """Where the replicated state of a job lies in a worker's memory, so that a newcomer can read it from there.
 
 Parameters and optimizer state are by far the largest part of what a newcomer needs, and equal on all workers. It reads
-them straight out of another worker's process, which does nothing for it. What is not plain host memory is not listed;
-it then travels with the rest of the state.
+them straight out of another worker's process or GPU, which does nothing for it. Where that cannot be, they travel with
+the rest of the state.
 """
 
 import ctypes
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from concertina.runtime.buckets import is_dense
+from concertina.runtime.device_memory import allocations
 from concertina.runtime.prepared import Prepared
 
 PIECE = 1 << 26  # bytes per call, so that other threads of the reader run in between
@@ -40,7 +41,7 @@ def read_memory(pid: int, address: int, target: Tensor) -> None:
 
 
 def readable(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and is_dense(tensor) and tensor.layout is torch.strided
+    return tensor.device.type in ("cpu", "cuda") and is_dense(tensor) and tensor.layout is torch.strided
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,12 @@ def describe(prepared: Prepared) -> dict[str, Any] | None:
     kept = others(prepared)
     if kept is None:
         return None
+    try:
+        shared = allocations(x.tensor for x in found)
+    except OSError:
+        return None
     return {
+        "shared": shared,
         "items": [[x.optimizer, x.param, x.key, x.tensor.data_ptr(), *_form(x.tensor)] for x in found],
         "others": kept,
     }
@@ -97,8 +103,8 @@ def others(prepared: Prepared) -> list[list[Any]] | None:
     return found
 
 
-def _form(tensor: Tensor) -> tuple[str, list[int], list[int]]:
-    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(tensor.stride())
+def _form(tensor: Tensor) -> tuple[str, str, list[int], list[int]]:
+    return tensor.device.type, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(tensor.stride())
 
 
 def make_room(prepared: Prepared, description: dict[str, Any]) -> list[tuple[int, Tensor]]:
@@ -108,11 +114,12 @@ def make_room(prepared: Prepared, description: dict[str, Any]) -> list[tuple[int
     held = [[p for group in o.param_groups for p in group["params"]] for o in prepared.optimizers]
     for optimizer in prepared.optimizers:
         optimizer.state.clear()
-    for k, i, key, address, dtype, shape, stride in description["items"]:
+    for k, i, key, address, kind, dtype, shape, stride in description["items"]:
         if k < 0:
             pairs.append((address, params[i].detach()))
             continue
-        tensor = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
+        device = held[k][i].device if kind == "cuda" else torch.device(kind)
+        tensor = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device=device)
         prepared.optimizers[k].state[held[k][i]][key] = tensor
         pairs.append((address, tensor))
     set_others(prepared, description["others"])

@@ -14,7 +14,7 @@ from concertina.runtime.buckets import BucketLayout
 from concertina.runtime.segments import Segment
 
 ALIGNMENT = 64  # bytes; every bucket starts on a cache line
-_TOKEN = 8  # bytes at the beginning that no other segment begins with
+TOKEN_BYTES = 8  # at the beginning; no other segment begins with the same
 
 Shared = tuple[int, int, str, str]  # where it lies in its maker's memory, its size, how to open it, its token
 
@@ -32,6 +32,14 @@ def carve(shared: Any, like: list[Tensor], sizes: list[int], offset: int) -> lis
     return out
 
 
+def flats_apart(layout: BucketLayout) -> list[Tensor] | None:
+    """One tensor per bucket where gradients on a GPU stay whole during the next step; None if memory is short."""
+    try:
+        return [layout.new_flat(b) for b in range(len(layout.buckets))]
+    except torch.OutOfMemoryError:
+        return None  # newcomers then have less time for a step; training must not fail for them
+
+
 class SharedSums:
     """One tensor per bucket, in a segment that others can open as long as this object lives."""
 
@@ -41,39 +49,8 @@ class SharedSums:
         sizes = [aligned(flat.numel() * flat.element_size()) for flat in like]
         self._segment = Segment.create(ALIGNMENT + sum(sizes))
         self._segment.touch()
-        token = os.urandom(_TOKEN)
-        self._segment.memory[:_TOKEN] = token
+        token = os.urandom(TOKEN_BYTES)
+        self._segment.memory[:TOKEN_BYTES] = token
         self.flats = carve(self._segment.memory, like, sizes, ALIGNMENT)
         base = self.flats[0].data_ptr() - ALIGNMENT
         self.where: Shared = (base, self._segment.size, self._segment.address, token.hex())
-
-
-class OthersSums:
-    """A newcomer's view of the members' sums: segments that it has mapped, each once."""
-
-    def __init__(self) -> None:
-        self._mapped: dict[str, Segment | None] = {}
-
-    def find(self, shared: list[Shared], address: int, like: Tensor) -> Tensor | None:
-        """What lies at `address` in the member's memory, in the form of `like`, if it lies in one of these segments."""
-        size = like.numel() * like.element_size()
-        for base, length, place, token in shared:
-            if base <= address and address + size <= base + length:
-                segment = self._map(place, token)
-                if segment is not None:
-                    flat = torch.frombuffer(segment.memory, dtype=like.dtype, count=like.numel(), offset=address - base)
-                    return flat.as_strided(like.size(), like.stride())
-        return None
-
-    def _map(self, place: str, token: str) -> Segment | None:
-        if token not in self._mapped:
-            try:
-                segment = Segment.open(place)
-            except OSError:
-                return None
-            # The place is a number that another segment may have by now.
-            fits = segment.memory[:_TOKEN].hex() == token
-            if fits:
-                segment.look()
-            self._mapped[token] = segment if fits else None
-        return self._mapped[token]
