@@ -14,6 +14,7 @@ from tests.unit.pretend_cluster import PretendCluster
 from concertina.cluster import keys
 from concertina.cluster.backend import ClusterBackend, LocalCluster, devices
 from concertina.cluster.codec import dump
+from concertina.cluster.keeper import gpus_of
 from concertina.cluster.keeper_start import LOCK, take_lock
 from concertina.cluster.mirror import Mirror
 from concertina.cluster.records import JobRequest, JobState, NodePhase, NodeState
@@ -128,10 +129,26 @@ def test_a_keeper_that_another_controller_started_is_found_before_it_is_in_offic
         process.wait()
 
 
-def test_a_machine_has_at_least_one_slot() -> None:
-    kind, count = devices()
-    assert kind
-    assert count >= 1
+def test_a_machine_has_at_least_one_slot(tmp_path: Path) -> None:
+    (node,) = LocalCluster.open(f"sqlite:{tmp_path / 'cluster.db'}", tmp_path).nodes()
+    assert node.device_type
+    assert node.slots >= 1
+
+
+def test_only_the_gpus_that_are_allowed_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("concertina.cluster.backend._gpus", lambda: ("H200", 4))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert devices() == ("H200", ("0", "1", "2", "3"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert devices() == ("H200", ("2", "3"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert devices() == ("cpu", ())
+
+
+def test_slots_take_the_gpus_of_their_node_in_turn() -> None:
+    assert gpus_of(NodeState(id="n", device_type="H200", slots=4, devices=("2", "3"))) == ("2", "3")
+    assert gpus_of(NodeState(id="n", device_type="H200", slots=2)) == ("0", "1")
+    assert gpus_of(NodeState(id="n", device_type="cpu", slots=2)) == ()
 
 
 def test_as_long_as_anything_of_a_job_holds_its_lock_it_is_not_gone(tmp_path: Path) -> None:

@@ -59,9 +59,11 @@ class ClusterBackend(Protocol):
 class LocalCluster:
     """Keepers as processes of this machine."""
 
-    def __init__(self, store: str, state_dir: Path, slots: int, device_type: str) -> None:
+    def __init__(
+        self, store: str, state_dir: Path, slots: int, device_type: str, devices: tuple[str, ...] = ()
+    ) -> None:
         self._store, self._state_dir = store, state_dir
-        self._node = NodeState(id=NODE, device_type=device_type, slots=slots)
+        self._node = NodeState(id=NODE, device_type=device_type, slots=slots, devices=devices)
         self._started: dict[str, tuple[int, int]] = {}  # job -> attempt, pid: of keepers that are our children
         self._children: dict[int, str] = {}
 
@@ -69,7 +71,7 @@ class LocalCluster:
     def open(cls, store: str, state_dir: Path, slots: int = 0) -> "LocalCluster":
         """`slots` 0: one for each GPU, or else for each core."""
         device_type, found = devices()
-        return cls(store, state_dir, slots or found, device_type)
+        return cls(store, state_dir, slots or len(found) or max(os.cpu_count() or 1, 1), device_type, found)
 
     @property
     def name(self) -> str:
@@ -127,11 +129,15 @@ class LocalCluster:
         return found
 
 
-def devices() -> tuple[str, int]:
-    """The type and number of this machine's devices: its GPUs, or else a share of its cores each."""
+def devices() -> tuple[str, tuple[str, ...]]:
+    """The type and the names of the GPUs that CUDA_VISIBLE_DEVICES allows here; none: the CPU."""
     with contextlib.suppress(Exception):  # no driver, no card, no library: all the same here
-        return _gpus()
-    return CPU, max(os.cpu_count() or 1, 1)
+        device_type, count = _gpus()
+        allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = [str(n) for n in range(count)] if allowed is None else [n for n in allowed.split(",") if n.strip()]
+        if names:
+            return device_type, tuple(names)
+    return CPU, ()
 
 
 def _gpus() -> tuple[str, int]:

@@ -137,7 +137,7 @@ class Office:
         if before is not None:
             self._book.epochs, self._book.values = before.epochs, dict(before.values)
         self._link = StoreLink(self._open, me(task.request.id, attempt), task.state)
-        self._devices: dict[str, str] = {}
+        self._devices: dict[str, tuple[str, ...]] = {}  # names of the GPUs by node
         self._asked_to_end: float | None = None
         self._last = JobSeen(id=task.request.id, attempt=attempt, speeds=dict(self._book.meter.speeds))
 
@@ -204,9 +204,9 @@ class Office:
                     found = store.get(keys.NODES + node)
             except StoreError:
                 return None
-            self._devices[node] = load(NodeState, found.value).device_type if found is not None else ""
-        gpu = self._devices[node].lower() not in ("cpu", "")
-        return {"CONCERTINA_SLOT": slot, "CUDA_VISIBLE_DEVICES": index if gpu else ""}
+            self._devices[node] = gpus_of(load(NodeState, found.value)) if found is not None else ()
+        names = self._devices[node]
+        return {"CONCERTINA_SLOT": slot, "CUDA_VISIBLE_DEVICES": names[int(index) % len(names)] if names else ""}
 
     def _tell(self, event: Mapping[str, Any]) -> None:
         event = {"time": round(time.time(), 3), **event}
@@ -235,6 +235,12 @@ class Office:
         if ending is None:
             return EXIT_BROKEN
         return EXIT_FAILED_JOB if ending.outcome is Outcome.FAILED else 0
+
+
+def gpus_of(node: NodeState) -> tuple[str, ...]:
+    if node.device_type.lower() in ("cpu", ""):
+        return ()
+    return node.devices or tuple(str(index) for index in range(node.slots))
 
 
 def ends_torn(path: Path) -> bool:

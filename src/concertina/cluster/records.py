@@ -164,6 +164,7 @@ class NodeState:
     address: str = ""  # others reach it at; empty: it is this machine
     reason: str = ""
     lent: tuple[int, ...] = ()  # indices of slots that are reclaimed for somebody else
+    devices: tuple[str, ...] = ()  # names of its GPUs, which slots take in turn; empty: slot n has GPU n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
