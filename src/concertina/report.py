@@ -208,6 +208,7 @@ PHASES = {
     "prepared": "build",
     "ready": "warm-up",
     "following": "wait",
+    "rehearsed": "rehearsal",
     "copied": "snapshot",
     "synced": "catch-up",
     "training": "switch of newcomers",

@@ -40,6 +40,8 @@ def main() -> None:
         for batch in loader:
             time.sleep(pause)
             loss = body(job, model, opt, sched, scaler, batch, loader.index, session.no_sync)
+            if session.rehearsing:
+                continue
             with (out / f"loss-{session.rank}").open("a") as file:
                 file.write(f"{epoch} {loader.index} {loss.double().item().hex()}\n")
             session.log(loss=loss)

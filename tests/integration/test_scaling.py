@@ -41,7 +41,8 @@ for epoch in session.epochs(EPOCHS):
     for x, y in loader:
         BODY
         session.log(size=len(y), rate=Watched.used[-1] if Watched.used else 0)
-        print(json.dumps([epoch, loader.index, session.rank, y.tolist()]), file=seen, flush=True)
+        if not session.rehearsing:
+            print(json.dumps([epoch, loader.index, session.rank, y.tolist()]), file=seen, flush=True)
 if session.is_main:
     torch.save({"model": model.state_dict(), "rates": Watched.used, "schedule": scheduler.state_dict()}, sys.argv[1])
 """

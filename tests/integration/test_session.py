@@ -141,3 +141,26 @@ def test_what_a_script_started_ends_with_its_worker(script, backend: LocalBacken
             return
         time.sleep(0.05)
     pytest.fail(f"process {pid} of the script is still there")
+
+
+NOTES = (
+    "note = dict(by=session.rehearsing, main=session.is_main, last=session.is_last_turn)",
+    "print(json.dumps(note | dict(drawn=torch.rand(1).item())), file=seen, flush=True)",
+    "if session.rehearsing: session.stop('never'); session.checkpoint('nowhere')",
+)
+
+
+def test_a_newcomer_rehearses_the_loops_body_once_and_nothing_comes_of_it(script, backend, tmp_path: Path) -> None:
+    """Two newcomers; the job draws random numbers in its body and ends with the bits that it has without them."""
+    head = "import json, os\nsession.seed(3)\nseen = open(f'{sys.argv[1]}.{os.getpid()}', 'a')\n"
+    text = job(*NOTES, head=head)
+    _, alone = result(text, script, backend, tmp_path, 1)
+    report, elastic = result(text, script, backend, tmp_path, 1, "4=3")
+    assert equal(alone, elastic)
+    assert [row.workers for row in report.generations] == [1, 3]
+    by_worker = [[json.loads(line) for line in path.read_text().splitlines()] for path in tmp_path.glob("1-4=3.pt.*")]
+    rehearsed = [[note for note in notes if note["by"]] for notes in by_worker]
+    assert sorted(map(len, rehearsed)) == [0, 1, 1]
+    for (note,) in filter(None, rehearsed):
+        assert (note["main"], note["last"]) == (False, False)
+    assert not (tmp_path / "nowhere").exists()

@@ -6,6 +6,7 @@ part of the result. DDP starts with one bucket per dtype and device, then rebuil
 """
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from concertina.runtime.torch_internals import FIRST_BUCKET_BYTES, assign_buckets
 
 DEFAULT_CAP_MB = 25.0
+MOST_REST_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +89,9 @@ class BucketLayout:
     def new_flat(self, bucket: int, pinned: bool = False) -> Tensor:
         """Uninitialised memory for one bucket, on the parameters' device or in pinned host memory."""
         like = self.params[self.buckets[bucket][0]]
-        device = torch.device("cpu") if pinned else like.device
-        return torch.empty(self.elements(bucket), dtype=like.dtype, device=device, pin_memory=pinned)
+        if pinned:
+            return pinned_flat(self.elements(bucket), like.dtype)
+        return torch.empty(self.elements(bucket), dtype=like.dtype, device=like.device)
 
     def views(self, bucket: int, flat: Tensor) -> list[Tensor]:
         """`flat` seen as one tensor per parameter of `bucket`, each in its parameter's own memory order."""
@@ -107,6 +110,18 @@ class BucketLayout:
         self.buckets = [list(b) for b in state["buckets"]]  # type: ignore[attr-defined]
         self.rebuilt = bool(state["rebuilt"])
         self.synced_steps = int(state["synced_steps"])  # type: ignore[call-overload]
+
+
+def pinned_flat(elements: int, dtype: torch.dtype) -> Tensor:
+    """Memory of the host that a GPU can reach.
+
+    While it is being pinned, whatever else this process asks of the GPU has to wait. So it takes as long a rest: the
+    next generation's memory is got while the present one trains.
+    """
+    began = time.monotonic()
+    flat = torch.empty(elements, dtype=dtype, pin_memory=True)
+    time.sleep(min(MOST_REST_SECONDS, time.monotonic() - began))
+    return flat
 
 
 def is_dense(tensor: Tensor) -> bool:

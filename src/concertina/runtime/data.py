@@ -308,6 +308,11 @@ class Feed:
         self.lanes[v, batch % self.options.num_workers] = state
         return made
 
+    def sample(self) -> Any:
+        """A batch like those to come, of the first samples: for a turn that counts for nothing."""
+        made = fetch(self.dataset, range(self.options.batch_size), self._collate)
+        return _pin(made) if self.options.pin_memory and torch.cuda.is_available() else made
+
     def close(self) -> None:
         self._iterator = None
 

@@ -31,6 +31,8 @@ def gate_optimizer(optimizer: Optimizer, engine: VirtualEngine) -> None:
                 "optimizer.step(closure) evaluates the model several times per step, which virtual workers cannot "
                 "take part in; use an optimizer without a closure"
             )
+        if engine.rehearses:
+            return None
         if engine.turn is None:
             return step()
         engine.turn.stepped = True
@@ -65,7 +67,7 @@ def gate_scheduler(scheduler: LRScheduler, engine: VirtualEngine) -> None:
 
     @functools.wraps(kind.step)
     def step(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
-        if engine.turn is None or engine.turn.is_last:
+        if acts_now(engine):
             kind.step(self, *args, **kwargs)
 
     members = {"step": step, "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
@@ -82,12 +84,17 @@ def gate_scaler(scaler: GradScaler, engine: VirtualEngine) -> None:
         _gate(scaler, method, engine)
 
 
+def acts_now(engine: VirtualEngine) -> bool:
+    """Whether what happens once per step happens in this turn."""
+    return not engine.rehearses and (engine.turn is None or engine.turn.is_last)
+
+
 def _gate(thing: object, method: str, engine: VirtualEngine) -> None:
     original = getattr(thing, method)
 
     @functools.wraps(original)
     def gated(*args: Any, **kwargs: Any) -> Any:
-        if engine.turn is None or engine.turn.is_last:
+        if acts_now(engine):
             return original(*args, **kwargs)
         return None
 

@@ -31,13 +31,20 @@ class SessionLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self._session.check_may_iterate(self)
-        if self._session.follows and not self._session.follow(self):
-            self.passes += 1
-            return iter(())
+        if self._session.follows:
+            return self._come_in()
         if self._skip:
             self._skip -= 1
             return iter(())
         return self.start()
+
+    def _come_in(self) -> Iterator[Any]:
+        """A newcomer's: a rehearsal, and then the rest of the pass that the others let it into."""
+        yield from self._session.rehearse(self)
+        if not self._session.follow(self):
+            self.passes += 1
+            return
+        yield from self.start()
 
     def start(self) -> Iterator[Any]:
         return Pass(self._session, self)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from concertina.core.placement import VirtualPlacement
-from concertina.runtime.buckets import BucketLayout
+from concertina.runtime.buckets import BucketLayout, pinned_flat
 from concertina.runtime.group import Group
 from concertina.runtime.ring_order import Chunk, chunk_elements, ring_chunks
 from concertina.runtime.sums import Shared, SharedSums, flats_apart
@@ -246,6 +246,9 @@ class NativeAllReduce:
     def warm(self) -> None:
         for flat in self._flats:
             flat.zero_()
+        # From a GPU, gloo goes through pinned memory of torch's pool, which is slow to get for the first time.
+        staged = [pinned_flat(flat.numel(), flat.dtype) for flat in self._flats if flat.is_cuda]
+        staged.clear()
 
     def close(self) -> None:
         self._group.close()

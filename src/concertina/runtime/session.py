@@ -31,13 +31,14 @@ from concertina.runtime.elastic import CHECKPOINT, INTERRUPT, STOP, WISHES, Agre
 from concertina.runtime.events import EventPipe
 from concertina.runtime.fabric import PeersLost
 from concertina.runtime.follow import Follower
-from concertina.runtime.gates import gate_average, gate_optimizer, gate_scaler, gate_scheduler
+from concertina.runtime.gates import acts_now, gate_average, gate_optimizer, gate_scaler, gate_scheduler
 from concertina.runtime.interrupts import EndOfRun, Interrupted, Left, stop_request
 from concertina.runtime.loader import Pass, SessionLoader, check_not_left_by_break
 from concertina.runtime.membership import Generation, Membership
 from concertina.runtime.prepared import Prepared
 from concertina.runtime.recorder import Recorder
 from concertina.runtime.reducers import ReducerFactory
+from concertina.runtime.rehearsal import rehearse
 from concertina.runtime.rng import RandomState
 from concertina.runtime.scaling import BatchScale, gate_rate, parts_of, script_factor
 from concertina.runtime.scan import check_model, check_nothing_forgotten, check_optimizer
@@ -76,6 +77,7 @@ class Session:
         self._membership: Membership | None = None
         self._elastic: Elastic | None = None
         self._follower: Follower | None = None  # while this worker is a newcomer
+        self._rehearsed = False
         self._prepared = Prepared()
         self._loaders: list[SessionLoader] = []
         self._loader_states: dict[int, dict[str, Any]] = {}
@@ -122,11 +124,15 @@ class Session:
             )
         if self._engine is not None and self._engine.turn is not None:
             return self._engine.turn.virtual_worker
+        if self.rehearsing:
+            return self.size - 1
         return 0 if self._engine is None or not self._engine.contexts else min(self._engine.contexts)
 
     @property
     def is_main(self) -> bool:
         """True on the worker where virtual worker 0 lives."""
+        if self.rehearsing:
+            return False
         if self._engine is None or self._engine.generation is None:
             return self._env.members[:1] == (self._env.worker,)
         return self.elastic.is_main
@@ -134,7 +140,13 @@ class Session:
     @property
     def is_last_turn(self) -> bool:
         """True in the turn in which the optimizer acts, and outside the loop: for what happens once per step."""
-        return self._engine is None or self._engine.turn is None or self._engine.turn.is_last
+        return self._engine is None or acts_now(self._engine)
+
+    @property
+    def rehearsing(self) -> bool:
+        """True while a newcomer runs the loop's body once, for nothing, before it is let in: what the body does besides
+        training (writing files, counting) should not happen then."""
+        return self._engine is not None and self._engine.rehearses
 
     @property
     def workers(self) -> int:
@@ -493,7 +505,8 @@ class Session:
     def step_took(self, seconds: float) -> None:
         """How long this step takes on this worker, where the script knows better than a clock around it (a GPU's own
         events, a simulated device). Hybrid scaling goes by it."""
-        self.scale.told = float(seconds)
+        if not self.rehearsing:
+            self.scale.told = float(seconds)
 
     def _told_of_batch(self) -> None:
         if self.is_main and self.scale.total:
@@ -503,10 +516,12 @@ class Session:
         """For NumPy arrays that prepare() was given: the mean over all virtual workers of the gradients that each gives
         in its turn, one per array. It is there in the last turn of a step, in which to change the arrays; before, None.
         """
-        return arrays.mean_over_virtual_workers(self.engine, gradients)
+        return None if self.rehearsing else arrays.mean_over_virtual_workers(self.engine, gradients)
 
     def log(self, **values: Any) -> None:
         """Numbers of the current step; those of virtual worker 0 appear in the event stream."""
+        if self.rehearsing:
+            return
         if self.recorder is not None and self._engine is not None and self._engine.turn is not None:
             self.recorder.logged(self.rank, values)
         if self.rank == 0:
@@ -515,8 +530,9 @@ class Session:
 
     def stop(self, reason: str) -> None:
         """Ends training on all workers after the same step: the one after that in which it was called."""
-        self._wants[STOP] = 1
-        self.stop_reason = reason
+        if not self.rehearsing:
+            self._wants[STOP] = 1
+            self.stop_reason = reason
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Writes the whole state of the job to the folder `path` at the end of the next step or epoch."""
@@ -524,8 +540,9 @@ class Session:
             raise UsageError(
                 "session.checkpoint() after the last epoch: call it in the loop, or run with --checkpoint DIR"
             )
-        self._wants[CHECKPOINT] = 1
-        self._checkpoint_path = Path(path).absolute()
+        if not self.rehearsing:
+            self._wants[CHECKPOINT] = 1
+            self._checkpoint_path = Path(path).absolute()
 
     # -- passes and rounds, driven by the loader ---------------------------------------------------------------------
 
@@ -938,6 +955,16 @@ class Session:
         if catch_up is not None:
             self.events.emit("copied", at=catch_up.copied_at, bytes=catch_up.copied_bytes)
             self.events.emit("synced", replayed=catch_up.replayed, differing=catch_up.differing)
+
+    def rehearse(self, loader: SessionLoader) -> Iterator[Any]:
+        """Once per newcomer, in the loop over the data that it comes to first; a stream's records belong to others."""
+        if self._rehearsed or not isinstance(loader.feed, Feed):
+            return
+        self._rehearsed = True
+        with self.aside():
+            batch = loader.feed.sample()
+        yield from rehearse(self.engine, batch)
+        self.events.emit("rehearsed")
 
     def follow(self, loader: SessionLoader) -> bool:
         """Whether this newcomer trains from here on; False if the others are in another pass."""

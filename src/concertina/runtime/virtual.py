@@ -130,6 +130,7 @@ class VirtualEngine:
         self.before_results: Callable[[], None] = lambda: None
         self.on_spoiled: Callable[[], None] = lambda: None
         self.on_take_up: Callable[[Generation], None] = lambda generation: None
+        self.rehearses = False  # a newcomer runs the loop's body once, for nothing
         self.round_failed = False  # a worker was lost in this round: it does not count and will be run again
         self._make_reducer = make_reducer
         self._reducer: Reducer | None = None

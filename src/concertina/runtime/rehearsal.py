@@ -1,0 +1,39 @@
+"""A newcomer runs the loop's body once before it is let in, so that nobody waits for what a first time takes.
+
+Libraries load their kernels, memory is taken, compilers compile. The turn counts for nothing: optimizers and all that
+acts once per step do nothing in it, what it draws and what it does to buffers and gradients is undone, and everything
+else that belongs to the job is replaced when the newcomer is let in.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from concertina.runtime.device_memory import finish_work
+from concertina.runtime.digest import ParameterDigest
+from concertina.runtime.rng import RandomState
+from concertina.runtime.virtual import VirtualEngine
+
+
+def rehearse(engine: VirtualEngine, batch: Any) -> Iterator[Any]:
+    """Gives the loop this batch and cleans up when the body is through."""
+    random, buffers = RandomState.capture(), engine.buffers.copy()
+    engine.rehearses = True
+    try:
+        yield batch
+    finally:
+        engine.rehearses = False
+        _rehearse_reduction(engine)
+        finish_work(engine.params)
+        for param in engine.params:
+            param.grad = None
+        engine.buffers.load_from(buffers)
+        random.restore()
+
+
+def _rehearse_reduction(engine: VirtualEngine) -> None:
+    """The few operations of a turn that are ours: a GPU's kernels, too, are loaded when they are first used."""
+    for grad in [param.grad for param in engine.params if param.grad is not None][:1]:
+        torch.mul(grad, 0.5, out=torch.empty_like(grad))
+    ParameterDigest(engine.layout).compute()
