@@ -4,6 +4,7 @@
     python -m benchmarks.rescale torchrun 100     torchrun's elastic restart
     python -m benchmarks.rescale resume 100       stop, checkpoint, start again
     python -m benchmarks.rescale copy 100         newcomers started beforehand, state copied while everybody waits
+    python -m benchmarks.rescale ours 440 --device cuda    with everything on a GPU that the workers share
     python -m benchmarks.rescale overhead         CPU time of coordination while nothing changes
     python -m benchmarks.rescale all              every row with 1, 100 and 440 MB
     python -m benchmarks.rescale table            the rows measured so far, into docs/results/rescale.md
@@ -85,10 +86,10 @@ def turn_until(job: Run, there: Any, what: str, watch: Watch, patience: float = 
             sys.exit(f"no {what} within {patience:.0f} s; step {watch.step}, {watch.troubles[-3:]}")
 
 
-def measure_ours(megabytes: float, changes: int, pause: float, folder: Path) -> dict[str, Any]:
+def measure_ours(megabytes: float, changes: int, pause: float, device: str, folder: Path) -> dict[str, Any]:
     """Grows 2 -> 3, moves one of 3, shrinks 3 -> 2, over and over, in one job."""
     watch, marks = Watch(), folder / "marks"
-    args = [str(marks), "--megabytes", str(megabytes), "--pause", str(pause)]
+    args = [str(marks), "--megabytes", str(megabytes), "--pause", str(pause), "--device", device]
     settings = RunSettings(script=JOB, args=args, virtual=VIRTUAL, workers=2, run_dir=folder / "run")
     asked: list[Asked] = []
     with Run(settings, watch) as job:
@@ -107,6 +108,7 @@ def measure_ours(megabytes: float, changes: int, pause: float, folder: Path) -> 
         "changes": [row.to_json() for row in rows if row is not None],
         "not_seen": rows.count(None),
         "pids_kept": len(pids) == len(watch.started) == len(tracks),  # every worker was started once, as one process
+        "late": [event["late"] for event in watch.signs if "late" in event],  # pieces copied at the switch; -1: all
         "troubles": watch.troubles,
     }
 
@@ -191,13 +193,15 @@ def main() -> None:
     parser.add_argument("megabytes", nargs="*", type=float, help=f"sizes of the parameters; default {SIZES}")
     parser.add_argument("--changes", type=int, default=0, help=f"of each kind; default {CHANGES}, restarts {RESTARTS}")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds that a turn sleeps, standing for a GPU")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the model is")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "concertina-rescale")
     args = parser.parse_args()
     args.scratch.mkdir(parents=True, exist_ok=True)
     if args.what == "table":
         rescale_table.write(args.scratch)
         return
-    ways = (*MEASURES, "overhead") if args.what == "all" else (args.what,)
+    still = ("overhead",) if args.device == "cpu" else ()
+    ways = (*MEASURES, *still) if args.what == "all" else (args.what,)
     for way in ways:
         if way == "overhead":
             for virtual in (2, 4):
@@ -207,8 +211,11 @@ def main() -> None:
             count = args.changes or (RESTARTS if way in ("torchrun", "resume") else CHANGES)
             _keep(
                 args.scratch,
-                f"{way}-{size:g}",
-                lambda folder, way=way, size=size, count=count: MEASURES[way](size, count, args.pause, folder),
+                f"{way}-{size:g}-{args.device}",
+                lambda folder, way=way, size=size, count=count: {
+                    **MEASURES[way](size, count, args.pause, args.device, folder),
+                    "device": args.device,
+                },
             )
     if args.what == "all":
         rescale_table.write(args.scratch)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rescale_job import Marks, make_model, make_optimizer
+from rescale_job import Marks, finish, make_model, make_optimizer
 
 LIMIT = timedelta(seconds=300)
 STOPPED_BY_A_PEER = 3
@@ -33,9 +33,10 @@ STOPPED_BY_A_PEER = 3
 class Training:
     """Model, optimizer and one step of them."""
 
-    def __init__(self, megabytes: float, pause: float) -> None:
+    def __init__(self, megabytes: float, pause: float, device: str) -> None:
         torch.manual_seed(0)
-        self.model = make_model(megabytes)
+        self.device = torch.device(device)
+        self.model = make_model(megabytes).to(self.device)
         self.optimizer = make_optimizer(self.model)
         self.width = self.model[0].in_features
         self.pause = pause
@@ -44,7 +45,7 @@ class Training:
     def step(self, group: Any, flag: int) -> int:
         """One step of the whole group; the sum of all flags."""
         time.sleep(self.pause)
-        self.model(torch.randn(1, self.width)).square().mean().backward()
+        self.model(torch.randn(1, self.width).to(self.device)).square().mean().backward()
         flags = torch.tensor([float(flag)])
         works = [group.allreduce([t]) for t in (flags, *(p.grad for p in self.model.parameters()))]
         for work in works:
@@ -53,12 +54,13 @@ class Training:
             p.grad.div_(group.size())
         self.optimizer.step()
         self.optimizer.zero_grad()
+        finish(self.device)
         self.steps += 1
         return int(flags)
 
     def warm(self) -> None:
         """What is made at the first step; the state that it leaves is replaced."""
-        self.model(torch.randn(1, self.width)).square().mean().backward()
+        self.model(torch.randn(1, self.width).to(self.device)).square().mean().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -74,7 +76,7 @@ class Training:
         path.with_suffix(".new").replace(path)
 
     def load(self, path: Path) -> None:
-        state = torch.load(path, weights_only=True, mmap=True)
+        state = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps = state["steps"]
@@ -85,7 +87,7 @@ def restarted(args: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, lambda *_: asked.__setitem__(0, 1))
     dist.init_process_group("gloo", timeout=LIMIT)
     group = dist.group.WORLD
-    training = Training(args.megabytes, args.pause)
+    training = Training(args.megabytes, args.pause, args.device)
     if args.checkpoint.exists():
         training.load(args.checkpoint)
     marks = Marks(args.marks, rank=dist.get_rank(), world=dist.get_world_size())
@@ -111,26 +113,31 @@ def new_group(store: Any, plan: dict[str, Any], own: int) -> Any:
 
 
 def hand_state(training: Training, group: Any, plan: dict[str, Any], own: int) -> None:
-    """The source sends, newcomers receive, all wait."""
+    """The source sends, newcomers receive, all wait. From a GPU the state goes by way of the host, as gloo does it."""
     members = plan["members"]
     for newcomer in plan["newcomers"]:
         if own == plan["source"]:
-            work = [group.send([t], members.index(newcomer), k) for k, t in enumerate(training.tensors())]
+            sent = [t.cpu() for t in training.tensors()]
+            wait_for([group.send([t], members.index(newcomer), k) for k, t in enumerate(sent)])
         elif own == newcomer:
-            work = [group.recv([t], members.index(plan["source"]), k) for k, t in enumerate(training.tensors())]
-        else:
-            work = []
-        for each in work:
-            each.wait()
+            room = [t.cpu() for t in training.tensors()]  # the tensor itself where it is on the host
+            wait_for([group.recv([t], members.index(plan["source"]), k) for k, t in enumerate(room)])
+            for there, t in zip(room, training.tensors(), strict=True):
+                t.copy_(there)
     steps = torch.tensor([float(training.steps if own not in plan["newcomers"] else 0)])
     group.allreduce([steps], dist.ReduceOp.MAX).wait()
     training.steps = int(steps)
 
 
+def wait_for(works: list[Any]) -> None:
+    for work in works:
+        work.wait()
+
+
 def regrouping(args: argparse.Namespace) -> None:
     store = dist.TCPStore("127.0.0.1", args.store, is_master=False, timeout=LIMIT)
     own = args.own
-    training = Training(args.megabytes, args.pause)
+    training = Training(args.megabytes, args.pause, args.device)
     training.warm()
     marks = Marks(args.marks, rank=own)
     store.set(f"ready-{own}", "")
@@ -156,6 +163,7 @@ def main() -> None:
     parser.add_argument("marks", type=Path)
     parser.add_argument("--megabytes", type=float, default=1.0)
     parser.add_argument("--pause", type=float, default=0.05)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--store", type=int, default=0, help="port of the store that plans are read from")
     parser.add_argument("--own", type=int, default=0, help="number of this worker")

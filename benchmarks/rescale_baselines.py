@@ -36,6 +36,10 @@ def _result(way: str, megabytes: float, rows: Sequence[Seen | None]) -> dict[str
     }
 
 
+def _job(marks: Path, megabytes: float, pause: float, device: str, *more: str) -> list[str]:
+    return [str(marks), "--megabytes", str(megabytes), "--pause", str(pause), "--device", device, *more]
+
+
 def _wait(there: Callable[[], bool], what: str, processes: Sequence[subprocess.Popen[bytes]], log: Path) -> None:
     until = time.monotonic() + PATIENCE_S
     while not there():
@@ -81,9 +85,9 @@ def _trained(marks: Path, world: int, after: float) -> Callable[[], bool]:
 # -- stop, checkpoint, start again ----------------------------------------------------------------------------------
 
 
-def measure_resume(megabytes: float, changes: int, pause: float, folder: Path) -> dict[str, Any]:
+def measure_resume(megabytes: float, changes: int, pause: float, device: str, folder: Path) -> dict[str, Any]:
     marks, log = folder / "marks", folder / "log"
-    args = [str(marks), "--megabytes", str(megabytes), "--pause", str(pause), "--checkpoint", str(folder / "state")]
+    args = _job(marks, megabytes, pause, device, "--checkpoint", str(folder / "state"))
 
     def start(world: int) -> list[subprocess.Popen[bytes]]:
         port = str(_free_port())
@@ -115,7 +119,7 @@ def measure_resume(megabytes: float, changes: int, pause: float, folder: Path) -
 # -- torchrun ---------------------------------------------------------------------------------------------------------
 
 
-def measure_torchrun(megabytes: float, changes: int, pause: float, folder: Path) -> dict[str, Any]:
+def measure_torchrun(megabytes: float, changes: int, pause: float, device: str, folder: Path) -> dict[str, Any]:
     """An agent with two workers stays; one with a third worker comes and goes."""
     marks, log = folder / "marks", folder / "log"
     port = _free_port()
@@ -125,8 +129,7 @@ def measure_torchrun(megabytes: float, changes: int, pause: float, folder: Path)
             sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", f"--nproc-per-node={workers}",
             "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=rescale",
             "--rdzv-conf=last_call_timeout=1", "--max-restarts=1000", "--monitor-interval=0.1",
-            str(JOB), str(marks), "--megabytes", str(megabytes), "--pause", str(pause),
-            "--checkpoint", str(folder / "state"),
+            str(JOB), *_job(marks, megabytes, pause, device, "--checkpoint", str(folder / "state")),
         ]  # fmt: skip
         with log.open("ab") as out:
             return subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, stdout=out, stderr=out)
@@ -153,7 +156,7 @@ def measure_torchrun(megabytes: float, changes: int, pause: float, folder: Path)
 # -- copying at the switch --------------------------------------------------------------------------------------------
 
 
-def measure_copy(megabytes: float, changes: int, pause: float, folder: Path) -> dict[str, Any]:
+def measure_copy(megabytes: float, changes: int, pause: float, device: str, folder: Path) -> dict[str, Any]:
     from torch.distributed import TCPStore
 
     marks, log = folder / "marks", folder / "log"
@@ -163,7 +166,7 @@ def measure_copy(megabytes: float, changes: int, pause: float, folder: Path) -> 
 
     def start(generation: int) -> int:
         number = next(numbers)
-        command = [sys.executable, str(JOB), str(marks), "--megabytes", str(megabytes), "--pause", str(pause)]
+        command = [sys.executable, str(JOB), *_job(marks, megabytes, pause, device)]
         command += ["--store", str(store.port), "--own", str(number), "--joins", str(generation)]
         with log.open("ab") as out:
             running[number] = subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, stdout=out, stderr=out)

@@ -1,8 +1,9 @@
 """The job that `benchmarks.rescale` grows, shrinks and moves: a model of a wanted size in an ordinary loop.
 
-    rescale_job.py MARKS --megabytes 100 [--pause SECONDS] [--costs]
+    rescale_job.py MARKS --megabytes 100 [--pause SECONDS] [--device cuda] [--costs]
 
 A turn sleeps for `--pause` seconds, as a worker does whose GPU computes, then makes real gradients of all parameters.
+On `--device cuda` model, gradients and optimizer are on a GPU, which all workers of the machine share.
 Every worker writes when each of its steps ended to a file of its own in the folder MARKS, so that pauses are seen
 from the workers that stay. With `--costs` it also writes what our coordination took of its CPU time.
 """
@@ -34,6 +35,12 @@ def make_model(megabytes: float) -> nn.Sequential:
 
 def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+
+def finish(device: torch.device) -> None:
+    """A step has ended when the GPU has done it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class Marks:
@@ -138,13 +145,15 @@ def main() -> None:
     parser.add_argument("marks", type=Path)
     parser.add_argument("--megabytes", type=float, default=1.0)
     parser.add_argument("--pause", type=float, default=0.05)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--costs", action="store_true")
     args = parser.parse_args()
     costs = count_costs() if args.costs else None
 
     session = ct.join()
     torch.manual_seed(0)
-    model = make_model(args.megabytes)
+    device = session.device if args.device == "cuda" else torch.device("cpu")
+    model = make_model(args.megabytes).to(device)
     optimizer = make_optimizer(model)
     width = model[0].in_features
     model, optimizer = session.prepare(model, optimizer)
@@ -155,10 +164,11 @@ def main() -> None:
     for _ in session.epochs(1_000_000):
         for x in loader:
             time.sleep(args.pause)
-            model(x).square().mean().backward()
+            model(x.to(device)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             if session.is_last_turn:
+                finish(device)
                 marks.step(session.step + 1, generation[0])
                 if costs is not None:
                     costs.step(session.step + 1, marks.path.with_suffix(".costs"))

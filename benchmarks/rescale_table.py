@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "rescale.md"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+BEGIN, END = "<!-- measured{}: begin -->", "<!-- measured{}: end -->"
+MARKS = {"cpu": "", "cuda": " on a GPU"}
 KINDS = ("grow", "shrink", "move")
 NAMES = {
     "ours": "**concertina**",
@@ -149,8 +150,14 @@ def tables(results: Sequence[Mapping[str, Any]]) -> str:
 def write(scratch: Path) -> None:
     """Puts the tables between the marks of the page; prose around them stays."""
     results = [json.loads(path.read_text()) for path in sorted(scratch.glob("*.json"))]
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{tables(results)}\n\n{END}{after}")
+    for device, mark in MARKS.items():
+        rows = [found for found in results if found.get("device", "cpu") == device]
+        if rows:
+            _put(tables(rows), BEGIN.format(mark), END.format(mark))
     print(f"{len(results)} rows, in {PAGE}")
+
+
+def _put(text: str, begin: str, end: str) -> None:
+    before, _, rest = PAGE.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    PAGE.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")

@@ -49,7 +49,7 @@ class Transformer(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.05)
 
     def forward(self, x):
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
         return self.head(self.layers(self.embedding(x) + self.place, mask=mask, is_causal=True))
 
 
@@ -58,11 +58,11 @@ def loss_of(model, x, y):
 
 
 def evaluate(model):
-    snippets = Snippets(CODES[TRAIN:])
+    snippets, device = Snippets(CODES[TRAIN:]), model.place.device
     x, y = map(torch.stack, zip(*(snippets[i] for i in range(len(snippets))), strict=True))
     model.eval()
     with torch.no_grad():
-        loss = loss_of(model, x, y).item()
+        loss = loss_of(model, x.to(device), y.to(device)).item()
     model.train()
     return loss
 
@@ -76,14 +76,14 @@ def main():
     session = ct.join()
     torch.manual_seed(0)
     loader = session.loader(Snippets(CODES[:TRAIN]), batch_size=16, shuffle=True, seed=0)
-    model = Transformer()
+    model = Transformer().to(session.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model, optimizer = session.prepare(model, optimizer)
     session.seed(1)
 
     for epoch in session.epochs(args.epochs):
         for x, y in loader:
-            loss = loss_of(model, x, y)
+            loss = loss_of(model, x.to(session.device), y.to(session.device))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

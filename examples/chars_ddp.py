@@ -6,6 +6,7 @@ The plain DistributedDataParallel twin of chars.py: `diff examples/chars_ddp.py 
 """
 
 import argparse
+import os
 from pydoc_data.topics import topics
 
 import torch
@@ -47,7 +48,7 @@ class Transformer(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.05)
 
     def forward(self, x):
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
         return self.head(self.layers(self.embedding(x) + self.place, mask=mask, is_causal=True))
 
 
@@ -56,11 +57,11 @@ def loss_of(model, x, y):
 
 
 def evaluate(model):
-    snippets = Snippets(CODES[TRAIN:])
+    snippets, device = Snippets(CODES[TRAIN:]), model.place.device
     x, y = map(torch.stack, zip(*(snippets[i] for i in range(len(snippets))), strict=True))
     model.eval()
     with torch.no_grad():
-        loss = loss_of(model, x, y).item()
+        loss = loss_of(model, x.to(device), y.to(device)).item()
     model.train()
     return loss
 
@@ -73,11 +74,16 @@ def main():
 
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)  # the kernels that concertina takes, too
     torch.manual_seed(0)
     dataset = Snippets(CODES[:TRAIN])
     sampler = DistributedSampler(dataset, shuffle=True, seed=0)
     loader = DataLoader(dataset, batch_size=16, sampler=sampler)
-    model = Transformer()
+    model = Transformer().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model = nn.parallel.DistributedDataParallel(model)
     torch.manual_seed(1 + dist.get_rank())
@@ -85,7 +91,7 @@ def main():
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
         for x, y in loader:
-            loss = loss_of(model, x, y)
+            loss = loss_of(model, x.to(device), y.to(device))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

@@ -55,10 +55,10 @@ def make_model():
 
 
 def evaluate(model):
-    images, labels = load_digits()
+    images, labels = (t[TRAIN:].to(next(model.parameters()).device) for t in load_digits())
     model.eval()
     with torch.no_grad():
-        right = (model(images[TRAIN:]).argmax(1) == labels[TRAIN:]).float().mean().item()
+        right = (model(images).argmax(1) == labels).float().mean().item()
     model.train()
     return right
 
@@ -72,7 +72,7 @@ def main():
     session = ct.join()
     torch.manual_seed(0)
     loader = session.loader(Digits(), batch_size=16, shuffle=True, seed=0, drop_last=True)
-    model = make_model()
+    model = make_model().to(session.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=args.epochs * len(loader))
     model, optimizer, scheduler = session.prepare(model, optimizer, scheduler)
@@ -80,7 +80,7 @@ def main():
 
     for epoch in session.epochs(args.epochs):
         for x, y in loader:
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(model(x.to(session.device)), y.to(session.device))
             loss.backward()
             optimizer.step()
             scheduler.step()

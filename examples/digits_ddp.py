@@ -6,6 +6,7 @@ The plain DistributedDataParallel twin of digits.py: `diff examples/digits_ddp.p
 """
 
 import argparse
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -53,10 +54,10 @@ def make_model():
 
 
 def evaluate(model):
-    images, labels = load_digits()
+    images, labels = (t[TRAIN:].to(next(model.parameters()).device) for t in load_digits())
     model.eval()
     with torch.no_grad():
-        right = (model(images[TRAIN:]).argmax(1) == labels[TRAIN:]).float().mean().item()
+        right = (model(images).argmax(1) == labels).float().mean().item()
     model.train()
     return right
 
@@ -69,11 +70,16 @@ def main():
 
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)  # the kernels that concertina takes, too
     torch.manual_seed(0)
     dataset = Digits()
     sampler = DistributedSampler(dataset, shuffle=True, seed=0, drop_last=True)
     loader = DataLoader(dataset, batch_size=16, sampler=sampler, drop_last=True)
-    model = make_model()
+    model = make_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=args.epochs * len(loader))
     model = nn.parallel.DistributedDataParallel(model)
@@ -82,7 +88,7 @@ def main():
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
         for x, y in loader:
-            loss = F.cross_entropy(model(x), y)
+            loss = F.cross_entropy(model(x.to(device)), y.to(device))
             loss.backward()
             optimizer.step()
             scheduler.step()

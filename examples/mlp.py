@@ -28,7 +28,7 @@ def make_model():
 
 
 def evaluate(model):
-    x, y = surface(1000, seed=2)
+    x, y = (t.to(next(model.parameters()).device) for t in surface(1000, seed=2))
     model.eval()
     with torch.no_grad():
         error = F.mse_loss(model(x), y).item()
@@ -45,7 +45,7 @@ def main():
     session = ct.join()
     torch.manual_seed(0)
     loader = session.loader(TensorDataset(*surface(4000, seed=1)), batch_size=32, shuffle=True, seed=0)
-    model = make_model()
+    model = make_model().to(session.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     scheduler = CosineAnnealingLR(optimizer, args.epochs * len(loader))
     model, optimizer, scheduler = session.prepare(model, optimizer, scheduler)
@@ -53,7 +53,7 @@ def main():
 
     for epoch in session.epochs(args.epochs):
         for x, y in loader:
-            loss = F.mse_loss(model(x), y)
+            loss = F.mse_loss(model(x.to(session.device)), y.to(session.device))
             loss.backward()
             optimizer.step()
             scheduler.step()

@@ -6,6 +6,7 @@ The plain DistributedDataParallel twin of mlp.py: `diff examples/mlp_ddp.py exam
 """
 
 import argparse
+import os
 
 import torch
 from torch import distributed as dist
@@ -28,7 +29,7 @@ def make_model():
 
 
 def evaluate(model):
-    x, y = surface(1000, seed=2)
+    x, y = (t.to(next(model.parameters()).device) for t in surface(1000, seed=2))
     model.eval()
     with torch.no_grad():
         error = F.mse_loss(model(x), y).item()
@@ -44,11 +45,16 @@ def main():
 
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)  # the kernels that concertina takes, too
     torch.manual_seed(0)
     dataset = TensorDataset(*surface(4000, seed=1))
     sampler = DistributedSampler(dataset, shuffle=True, seed=0)
     loader = DataLoader(dataset, batch_size=32, sampler=sampler)
-    model = make_model()
+    model = make_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     scheduler = CosineAnnealingLR(optimizer, args.epochs * len(loader))
     model = nn.parallel.DistributedDataParallel(model)
@@ -57,7 +63,7 @@ def main():
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
         for x, y in loader:
-            loss = F.mse_loss(model(x), y)
+            loss = F.mse_loss(model(x.to(device)), y.to(device))
             loss.backward()
             optimizer.step()
             scheduler.step()
