@@ -12,7 +12,7 @@ from concertina.runtime.buffers import FlatBuffers
 from concertina.runtime.determinism import may_mix_gpus
 from concertina.runtime.digest import ParameterDigest
 from concertina.runtime.environment import differences
-from concertina.runtime.virtual import InertHook, ModelHook
+from concertina.runtime.model_hooks import InertHook, ModelHook
 
 
 def test_the_first_layout_is_one_bucket_and_the_rebuilt_one_follows_the_ready_order() -> None:

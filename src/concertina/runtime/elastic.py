@@ -22,12 +22,11 @@ from concertina.runtime.prepared import Prepared
 from concertina.runtime.segments import Segment
 from concertina.runtime.shown import Shown
 from concertina.runtime.virtual import VirtualEngine
+from concertina.runtime.wishes import WISHES
 
 if TYPE_CHECKING:
     from concertina.runtime.loader import Pass
 
-STOP, CHECKPOINT, INTERRUPT = 0, 1, 2  # wishes; one worker's is everybody's
-WISHES = 3
 COMPARE_FIRST, COMPARE_EVERY = 16, 8  # steps whose parameters are compared between workers
 LOOK_FIRST, LOOK_EVERY = 8, 64  # steps at whose end contexts are looked at again
 PATIENT_LOOKS = 50  # at newcomers that are not in step yet
@@ -211,7 +210,7 @@ class Elastic:
         self._looks_again = self._late_draws or changing or self.step < LOOK_FIRST or self.step % LOOK_EVERY == 0
         final = not self._looks_again
         for v in self._engine.order:
-            packed = self._engine.pack_context(v, feeds)
+            packed = self._engine.contexts.pack(v, feeds)
             self._packed[v] = packed
             self._put(v, number, packed, final)
 
@@ -219,9 +218,9 @@ class Elastic:
         """At the end of a round: what was kept before the optimizer acted is still so, as a rule."""
         engine, feeds = self._engine, self.feeds()
         for v in engine.order:
-            if v in self._packed and v != engine.resident and self._desk.make_final(v, engine.point):
+            if v in self._packed and v != engine.contexts.resident and self._desk.make_final(v, engine.point):
                 continue
-            packed = engine.pack_context(v, feeds)
+            packed = engine.contexts.pack(v, feeds)
             if v in self._packed and packed != self._packed[v]:
                 self._late_draws = True
             if self._packed.get(v) != packed or not self._desk.make_final(v, engine.point):
@@ -288,8 +287,8 @@ class Elastic:
             old.fabric.wait_for(owner, lambda desk=desk, v=v: is_final(desk, v, engine.point))  # type: ignore[misc]
             record = desk.context(v, engine.point)
             assert record is not None
-            engine.unpack_context(v, record[0], feeds)
-        engine.forget_context(keep=engine.order)
+            engine.contexts.unpack(v, record[0], feeds)
+        engine.contexts.keep_only(engine.order)
 
     def keep_anew(self) -> None:
         """Virtual workers have come from elsewhere: from now on their contexts are on this desk, too."""
@@ -321,12 +320,14 @@ class Elastic:
         self._previous = old
         engine.take_up(new)
         engine.syncs_buffers = engine.syncs_at_point
-        engine.adopt_contexts(desks, self.feeds(), lambda v: self._make_up_for(v, desks, current))
+        engine.contexts.adopt(
+            engine.order, engine.point, desks, self.feeds(), lambda v: self._make_up_for(v, desks, current)
+        )
         if self._late_draws and self._some_not_final(desks):
             raise StateLost("a worker was lost whose script draws random numbers after backward()")
         self.keep_anew()
         if current is None:
-            engine.go_outside()
+            engine.contexts.go_outside()
 
     def _some_not_final(self, desks: Sequence[Desk]) -> bool:
         found = [newest_context(desks, v, self._engine.point) for v in self._engine.order]
@@ -338,8 +339,8 @@ class Elastic:
         before = newest_context(desks, v, engine.point - 1)
         if not self._began_pass or before is None or current is None:
             raise StateLost(f"the context of virtual worker {v} was lost with its worker")
-        engine.unpack_context(v, before[0], self.feeds())
-        engine.draw_as(v)
+        engine.contexts.unpack(v, before[0], self.feeds())
+        engine.contexts.make_resident(v)
         current.loader.feed.new_pass(v)
 
     def introduction(self, environment: dict[str, str]) -> bytes:

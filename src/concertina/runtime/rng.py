@@ -1,8 +1,10 @@
 """The random state of one virtual worker: Python, NumPy, torch on the CPU and on the GPU in use."""
 
+import contextlib
 import ctypes
 import random
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,6 +174,16 @@ def torch_state() -> Tensor:
     if last is None or last.numel() != size or _libc.memcmp(now.data_ptr(), last.data_ptr(), size) != 0:
         _torch = last = now
     return last
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """What is drawn within leaves no trace: all random states are afterwards what they were before."""
+    before = RandomState.capture()
+    try:
+        yield
+    finally:
+        before.restore()
 
 
 def seed_everything(seed: int) -> None:
