@@ -163,6 +163,7 @@ class Session:
         if self._loop is not None:
             raise UsageError("prepare() was called twice: give it the model and everything that steps with it at once")
         prepared = Prepared.sort(things)
+        prepared.registered = self._prepared.registered  # what came before prepare() belongs to the job, too
         if prepared.arrays and self._course.loaders:
             raise UsageError("prepare() the NumPy arrays before session.loader(), so that its batches are arrays, too")
         check_model(prepared.model)
@@ -180,6 +181,8 @@ class Session:
         self._loop = Loop(self._env, member, self._course, self._wishes, self._story)
         member.begin()
         engine = member.engine
+        for thing in prepared.registered.values():
+            self._gate_average(thing)
         if self._env.record_dir:
             self._story.recorder = Recorder(Path(self._env.record_dir), self._env, engine, prepared)
         name = "" if engine.generation is None else engine.reducer.name
@@ -261,6 +264,10 @@ class Session:
         if self._loop is not None and self._loop.started:
             raise UsageError(f"register({name!r}, ...) must come before session.epochs()")
         self._prepared.registered[name] = thing
+        if self._loop is not None:
+            self._gate_average(thing)
+
+    def _gate_average(self, thing: Any) -> None:
         if isinstance(thing, AveragedModel):
             gate_average(thing, self.engine)
 
