@@ -15,6 +15,7 @@ from concertina.master.machine_types import (
     AskToStop,
     BuildFailed,
     Built,
+    CheckpointAsked,
     Command,
     Dismiss,
     Dropped,
@@ -28,6 +29,7 @@ from concertina.master.machine_types import (
     Release,
     RemovalAsked,
     ResizeAsked,
+    Save,
     SlowFound,
     Stage,
     StartWorker,
@@ -448,6 +450,26 @@ def test_survivors_that_wait_in_vain_are_a_failure() -> None:
         job.hear(WorkerExited(worker, -9))
     assert job.phase is Phase.STOPPING
     assert "1 worker left, fewer than the minimum of 2, and no others came" in job.state.failure
+
+
+# -- checkpoints that are asked for -----------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_is_asked_for_is_everybodys_wish(pair: Job) -> None:
+    before = pair.state
+    pair.hear(CheckpointAsked("c"))
+    assert pair.one(Save) == Save((0, 1))
+    assert pair.one(Answer) == Answer("c", True, "a checkpoint will be written after the next step")
+    assert pair.state == before
+
+
+def test_nobody_writes_a_checkpoint_while_nobody_trains(pair: Job) -> None:
+    refused = pair.hear(WorkerExited(1, -9), CheckpointAsked("c"))[-1]
+    assert isinstance(refused, Answer)
+    assert not refused.accepted
+    assert "nobody trains at the moment (regrouping)" in refused.reason
+    job = Job(1).train()
+    assert job.hear(InterruptAsked(), CheckpointAsked("c"))[-1].accepted is False
 
 
 # -- uneven workers --------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from concertina.master.machine_types import (
     BuildFailed,
     Built,
     Change,
+    CheckpointAsked,
     Commands,
     Dropped,
     Event,
@@ -35,6 +36,7 @@ from concertina.master.machine_types import (
     RemovalAsked,
     ResizeAsked,
     Result,
+    Save,
     SlowFound,
     State,
     Stopped,
@@ -79,7 +81,7 @@ def start(
 
 def handle(state: State, event: Event) -> Result:
     """One event. In doubt, an event that fits no more (a late answer, a second report) changes nothing."""
-    if state.phase in OVER and not isinstance(event, ResizeAsked | RemovalAsked):
+    if state.phase in OVER and not isinstance(event, ResizeAsked | RemovalAsked | CheckpointAsked):
         return state, ()
     result: Result = _HANDLERS[type(event)](state, event)
     return result
@@ -149,6 +151,16 @@ def _cannot_remove(state: State, event: RemovalAsked) -> str:
     if left < state.minimum:
         return f"{count(left)} would be left, fewer than the job's minimum of {state.minimum}"
     return ""
+
+
+def on_checkpoint_asked(state: State, event: CheckpointAsked) -> Result:
+    problem = _ending(state)
+    if not problem and state.phase is not Phase.TRAINING:
+        problem = f"nobody trains at the moment ({state.phase}): ask again when the job has made a step"
+    if problem:
+        return state, (Answer(event.request, False, problem),)
+    accepted = Answer(event.request, True, "a checkpoint will be written after the next step")
+    return state, (accepted, Save(tuple(state.members)))  # to all: one of them may be about to leave
 
 
 def on_interrupt_asked(state: State, event: InterruptAsked) -> Result:
@@ -222,6 +234,7 @@ _HANDLERS: dict[type, Any] = {
     StuckFound: on_stuck_found,
     ResizeAsked: on_resize_asked,
     RemovalAsked: on_removal_asked,
+    CheckpointAsked: on_checkpoint_asked,
     InterruptAsked: on_interrupt_asked,
 }
 """The table of what is done with each event; `handle` is the only way in."""

@@ -239,6 +239,13 @@ class RemovalAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointAsked:
+    """Whoever schedules wants one now; training goes on."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
 class InterruptAsked:
     """The user pressed Ctrl-C or the machine wants its slots back."""
 
@@ -261,6 +268,7 @@ Event = (
     | StuckFound
     | ResizeAsked
     | RemovalAsked
+    | CheckpointAsked
     | InterruptAsked
 )
 
@@ -316,6 +324,13 @@ class TellLost:
 
 
 @dataclass(frozen=True, slots=True)
+class Save:
+    """Write a checkpoint after the next step: one worker's wish is everybody's."""
+
+    to: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Dismiss:
     """Nothing of what you hold is needed any more: end."""
 
@@ -350,7 +365,7 @@ class Answer:
     reason: str
 
 
-ToWorkers = Form | Arm | Abandon | Release | TellLost | Dismiss
+ToWorkers = Form | Arm | Abandon | Release | TellLost | Save | Dismiss
 Command = StartWorker | ToWorkers | AskToStop | KillWorkers | TellStory | Answer
 Commands = tuple[Command, ...]
 Result = tuple[State, Commands]

@@ -53,7 +53,8 @@ class Boundary:
         self._step_began = time.monotonic()
 
     def _note_wishes(self) -> None:
-        self._wishes.begin_round(stop_request.asked, self._saving.is_due)
+        asked = self._member.membership.take_wish_to_save()
+        self._wishes.begin_round(stop_request.asked, asked or self._saving.is_due)
 
     def _commit(self) -> None:
         """Inside the last backward of a round: from here on its step counts, on all workers or on none."""

@@ -76,6 +76,7 @@ class Membership:
         self._parked = False  # too few are left; nobody trains on before others have come
         self._dropped: list[int] = []  # generations that newcomers' ends have made impossible, not yet confirmed
         self._current: Generation | None = None  # in force
+        self._asked_to_save = False
         self.dismissed = False
         self._next_hold = env.hold_at
         self.step = 0  # for signs of life
@@ -138,9 +139,16 @@ class Membership:
                 self._on_lost(body["lost"])
             elif op == "release":
                 self._next_hold, self._released = body["next_hold"], body["generation"]
+            elif op == "save":
+                self._asked_to_save = True
             elif op == "dismiss":
                 self._on_dismiss()
             self._changed.notify_all()
+
+    def take_wish_to_save(self) -> bool:
+        """Whether the master has asked for a checkpoint since this was last asked."""
+        asked, self._asked_to_save = self._asked_to_save, False
+        return asked
 
     def _on_form(self, formation: Formation, at_once: bool) -> None:
         if self.number in formation.members:
