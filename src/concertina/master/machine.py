@@ -14,7 +14,7 @@ from typing import Any
 
 from concertina.master import machine_change, machine_loss
 from concertina.master.machine_change import proceed, supersede
-from concertina.master.machine_generation import count, names, release, start_afresh
+from concertina.master.machine_generation import count, names, release, start_afresh, with_worker
 from concertina.master.machine_types import (
     EXIT_INTERRUPTED_BY_USER,
     OVER,
@@ -198,8 +198,10 @@ def on_slow_found(state: State, event: SlowFound) -> Result:
 
 def on_stuck_found(state: State, event: StuckFound) -> Result:
     """Only when it has been ended is it surely gone, and the others may go on."""
-    if event.worker not in state.workers:
+    known = state.workers.get(event.worker)
+    if known is None:
         return state, ()
+    state = with_worker(state, event.worker, replace(known, stuck=event.reason))
     told = TellStory(event="worker_stuck", fields={"worker": event.worker, "step": state.step, "reason": event.reason})
     return state, (told, KillWorkers((event.worker,), event.reason))
 

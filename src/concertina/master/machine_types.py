@@ -50,6 +50,7 @@ class Worker:
     ready: bool = False  # a newcomer: everything is built, it can catch up
     leaves: str = ""  # why it is to go, if it is
     said: str = ""  # why it is about to end
+    stuck: str = ""  # why it is being ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -248,7 +248,7 @@ class MasterService:
             self._socket.send_multipart([peer, data], zmq.NOBLOCK)
 
     def _on_sign_of_life(self, worker: int, beat: Mapping[str, Any] | None) -> None:
-        sign = None if beat is None else Sign(**beat)
+        sign = None if beat is None else Sign.from_json(beat)
         self._watch.heard(worker, time.monotonic(), sign)
         if sign is not None:
             self._transition(Progressed(worker, sign.step, sign.pace), save=False)
