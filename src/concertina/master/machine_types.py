@@ -101,6 +101,7 @@ class State:
     record: int = 0  # the farthest step that was ever reached
     pace: float = 0.0  # seconds per step, measured
     attempts: int = 0  # at the change under way
+    pause_s: float = 0.0  # to wait before the next one; 0: none
     losses: int = 0  # times that members were lost since the job last came farther than ever
     resume: bool = False  # whether the next fresh start goes on from a checkpoint
 
@@ -224,6 +225,11 @@ class StuckFound:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseOver:
+    """A change that has failed again and again may be tried once more."""
+
+
+@dataclass(frozen=True, slots=True)
 class ResizeAsked:
     request: str
     workers: int
@@ -260,6 +266,7 @@ Event = (
     | UnevenFound
     | SlowFound
     | StuckFound
+    | PauseOver
     | ResizeAsked
     | RemovalAsked
     | InterruptAsked
