@@ -298,7 +298,7 @@ class Display:
             self._say(f"step {event['step']}: the total batch is {event['total']} from here on: {event['reason']}")
         elif kind == "script_answered" and not event["accepted"]:
             self._say(f"the script's wish for workers was refused: {event['reason']}")
-        elif kind in ("worker_lost", "change_abandoned"):
+        elif kind in ("worker_lost", "change_abandoned", "change_paused"):
             self._say(f"step {event.get('step', '')}: {event['reason']}" if "step" in event else event["reason"])
         elif kind == "checkpoint":
             self._say(f"step {event['step']}: checkpoint {event['path']}")
