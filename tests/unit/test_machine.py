@@ -451,6 +451,16 @@ def test_another_loss_while_the_survivors_build_is_regrouped_again() -> None:
     assert job.one(Form).formation.members == (0,)
 
 
+def test_members_that_cannot_go_on_though_nobody_is_lost_begin_anew_but_not_for_ever(pair: Job) -> None:
+    for times in range(MOST_LOSSES):
+        pair.hear(Stopped(0, times, 5), Stopped(1, times, 5))
+        assert pair.reasons() == ["worker 0, 1 could not go on: 2 workers go on"]
+        pair.regrouped()
+    pair.hear(Stopped(0, MOST_LOSSES, 5))
+    assert pair.phase is Phase.STOPPING
+    assert "could not go on at step 5, 12 times in a row" in pair.state.failure
+
+
 def test_newcomers_survive_a_loss_that_comes_before_the_change(pair: Job) -> None:
     pair.hear(ResizeAsked("r", 3))
     pair.let_in()

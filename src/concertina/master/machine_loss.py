@@ -153,7 +153,9 @@ def on_stopped(state: State, event: Stopped) -> Result:
 
 def _regroup_from(state: State) -> Result:
     if state.phase is Phase.TRAINING:
-        state = replace(state, phase=Phase.REGROUPING)
+        if state.losses >= MOST_LOSSES:
+            return fail(state, 1, f"workers could not go on at step {state.step}, {MOST_LOSSES} times in a row")
+        state = replace(state, phase=Phase.REGROUPING, losses=state.losses + 1)
     return regroup(state) if state.phase is Phase.REGROUPING else (state, ())
 
 

@@ -424,18 +424,20 @@ class Membership:
     def hold(self, step: int, meanwhile: Callable[[], None]) -> None:
         """Waits at the step that a planned change is due at, until it can take place or is given up.
 
-        Parked workers wait at any step. Meetings between steps are not waited at: changes take place after steps only.
+        Parked workers wait at any step, as long as there is a master. Meetings between steps are not waited at: changes
+        take place after steps only.
         """
         self._held_at = self._desk.place
         if self._current is not None:
             self._clock.turns_done(self._current.fabric.waited)
         if step <= self.step or step < self._hold_at():
             return
-        until = time.monotonic() + LIMIT_SECONDS / (1 if self._parked else 10)
+        until = time.monotonic() + LIMIT_SECONDS / 10
         with self._changed:
-            while not self.vote and time.monotonic() < until:
+            while not self.vote and (self._parked or time.monotonic() < until):
                 wanted = self._wanted
                 if self._parked:
+                    self._need_master()
                     self.confirm_dropped()  # this worker has not voted, and for that it never will
                     wanted = self._wanted
                 doomed = wanted is not None and set(wanted.members) & self._lost
@@ -443,6 +445,14 @@ class Membership:
                     return
                 meanwhile()
                 self._changed.wait(0.05)
+
+    def _need_master(self) -> None:
+        silent = 0.0 if self.link is None else self.link.silence_s
+        if silent > LIMIT_SECONDS:
+            raise ConcertinaError(
+                f"too few workers are left to train on, and no master that could start others has been heard for "
+                f"{silent:.0f} s: start the job again with --resume"
+            )
 
     def _hold_at(self) -> float:
         wanted = self._wanted
