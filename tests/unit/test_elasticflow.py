@@ -14,7 +14,7 @@ from concertina.policies.admission import makes_promises, on_terms, rule, rule_o
 from concertina.policies.counter import admit
 from concertina.policies.elasticflow import ElasticFlowPolicy
 from concertina.policies.filling import ChangeCost, Claim, Ladder, Ladders, Profile
-from concertina.policies.promise import claim_of, look_ahead
+from concertina.policies.promise import Claims, claims_of, look_ahead
 from concertina.policies.registry import policy_named
 from concertina.policies.round import run_round
 from concertina.policies.scaling_curve import Curves, ScalingCurve, ThroughputRow, ThroughputTable
@@ -124,7 +124,7 @@ def test_a_job_that_holds_an_odd_number_is_known_to_hold_it() -> None:
         placement=(("n0", 3),),
     )
     rows = Table.from_snapshot(Snapshot(now=0.0, cluster=Cluster.parse("1x4"), jobs=(view,)), curves)
-    held = claim_of(rows, 0, HOUR, Ladders(rows.types, rows.capacity, FREE), elastic=True)
+    held = Claims(rows, Ladders(rows.types, rows.capacity, FREE), elastic=True).of(0)
     assert held.ladders[0] is not None
     assert held.ladders[0].counts[held.rank] == 3
 
@@ -323,7 +323,7 @@ def test_a_round_is_asked_for_when_a_share_has_to_grow() -> None:
     found = policy_named("elasticflow").allocate(table(first, second, cluster="1x3"))
     assert found.workers.tolist() == [2, 1]
     rows = table(first, second, cluster="1x3")
-    assert look_ahead(rows, Terms()).shares[1].grows_s < math.inf
+    assert look_ahead(claims_of(rows, Terms()), Terms()).shares[1].grows_s < math.inf
     assert found.wake_s is not None
     assert found.wake_s > 0.0
 
@@ -348,9 +348,9 @@ def test_what_admission_has_planned_is_kept_where_no_order_of_jobs_finds_a_plan_
         assert isinstance(told, Admitted)
         rows = table(*HARD[:count], cluster="1x3")
         rows.reserved = dict(told.reserved)
-    assert not look_ahead(rows, Terms()).late
+    assert not look_ahead(claims_of(rows, Terms()), Terms()).late
     rows.reserved = {}
-    assert look_ahead(rows, Terms()).late
+    assert look_ahead(claims_of(rows, Terms()), Terms()).late
 
 
 def test_jobs_that_come_at_once_are_planned_for_as_they_were_admitted() -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from concertina.core.job import JobSpec
 from concertina.core.plan import Admitted, Rejected
 from concertina.policies.filling import Claim, Filling, Ladders, sizes_of
-from concertina.policies.promise import Entry, Outlook, arrange, entries_of, promised_rows
+from concertina.policies.promise import Claims, Entry, Outlook, arrange, entries_of, promised_rows
 from concertina.policies.scaling_curve import LawCurve, ScalingCurve
 from concertina.policies.table import Table, allowed_types
 from concertina.policies.terms import Terms
@@ -25,12 +25,10 @@ class Counter:
 
     def __init__(self, job: JobSpec, curve: ScalingCurve, table: Table, terms: Terms) -> None:
         self.table, self.terms = table, terms
-        self.ladders = Ladders(table.types, table.capacity, terms.cost)
-        self.entries = entries_of(table, self.ladders, terms)
-        allowed, sizes = allowed_types(job, table.types), sizes_of(job, elastic=terms.elastic)
-        kinds = range(len(table.types))
-        steps = [self.ladders.of(curve, k, sizes) if allowed >> k & 1 else None for k in kinds]
-        self.claim = Claim(work_of(job, curve), steps)
+        ladders = Ladders(table.types, table.capacity, terms.cost)
+        self.entries = entries_of(Claims(table, ladders, elastic=terms.elastic), terms)
+        sizes = sizes_of(job, elastic=terms.elastic)
+        self.claim = Claim(work_of(job, curve), ladders.by_type(curve, allowed_types(job, table.types), sizes))
         self._known: Outlook | None = None
         self.plan: Outlook | None = None
         """How all can be in time, once a deadline was found that can be promised."""
@@ -70,14 +68,14 @@ class Counter:
     def _fastest_s(self) -> float:
         """Seconds the newcomer takes if it gets all it can use and turns out slow."""
         tops = [ladder for ladder in self.claim.ladders if ladder is not None and ladder.top]
-        runs = [float(self.claim.left / top.speeds[-1] * (1.0 + self.terms.headroom)) for top in tops]
-        return min((run + float(top.pauses[-1]) for run, top in zip(runs, tops, strict=True)), default=math.inf)
+        runs = [self.claim.left / top.speeds[-1] * (1.0 + self.terms.headroom) for top in tops]
+        return min((run + top.pauses[-1] for run, top in zip(runs, tops, strict=True)), default=math.inf)
 
     def _refusal(self, deadline: float, entries: list[Entry], terms: Terms) -> str:
         newcomer = Entry(self.claim, -1, deadline, (terms.due(self.table.now, deadline),), 0)
         firm = [replace(entry, dues=entry.dues[:1]) for entry in entries]
         order = sorted([*firm, newcomer], key=lambda entry: entry.deadline)
-        outlook = arrange(self.table, self.ladders, order, terms)
+        outlook = arrange(self.table, order, terms)
         lost = {entry.row for entry in entries if entry.lost}
         late = [row for row in outlook.late if row not in lost]
         if not late:
@@ -89,7 +87,7 @@ class Counter:
     def _today(self) -> Outlook:
         """How the promised jobs fare without the newcomer."""
         if self._known is None:
-            self._known = arrange(self.table, self.ladders, self.entries, self.terms)
+            self._known = arrange(self.table, self.entries, self.terms)
         return self._known
 
     def _strained(self) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 
 from concertina.policies.base import Shares
 from concertina.policies.filling import Claim, Ladder, Share
-from concertina.policies.promise import Outlook, Terms, claim_of, look_ahead
+from concertina.policies.promise import Claims, Outlook, Terms, claims_of, look_ahead
 from concertina.policies.table import Table
 
 
@@ -59,14 +59,15 @@ class ElasticFlowPolicy:
 
     def allocate(self, table: Table) -> Shares:
         """Minimum shares, then steps by marginal return."""
-        outlook = look_ahead(table, self.terms)
+        claims = claims_of(table, self.terms)
+        outlook = look_ahead(claims, self.terms)
         free = list(table.capacity)
         climbers: list[Climber] = []
         for row, share in outlook.shares.items():
             climber = self._promised(table, row, share, outlook.claims[row])
             climbers.append(climber)
             free[share.kind] -= climber.ladder.counts[share.rank]
-        climbers += self._others(table, outlook, free)
+        climbers += self._others(claims, outlook, free)
         self._climb(climbers, free)
         workers, kinds = np.zeros(len(table), dtype=np.int64), np.full(len(table), -1, dtype=np.int64)
         levels = np.zeros(len(table), dtype=np.int64)
@@ -90,7 +91,7 @@ class ElasticFlowPolicy:
             what = "best effort" if math.isinf(table.deadline[row]) else "soft deadline"
             left = "1 device is" if after == 1 else f"{after} devices are"
             return f"{what}: {left} left by the promises and by steps that bring more"
-        outlook = look_ahead(table, self.terms)
+        outlook = look_ahead(claims_of(table, self.terms), self.terms)
         share = outlook.shares.get(row)
         if share is None or row in outlook.late:
             return "its deadline can not be met any more; it gets what it can use"
@@ -103,26 +104,27 @@ class ElasticFlowPolicy:
         assert ladder is not None
         held = claim.rank if claim.kind == share.kind else 0
         deadline = float(table.deadline[row])
-        worth = ladder.counts[share.level] / float(ladder.speeds[share.level])
+        worth = ladder.counts[share.level] / ladder.speeds[share.level]
         slack = self.terms.due(table.now, deadline, self.terms.defended) - share.finish_s
-        bold = slack > 2.0 * float(ladder.pauses[-1])
+        bold = slack > 2.0 * ladder.pauses[-1]
         return Climber(row, share.kind, ladder, share.rank, held, worth, deadline, claim.left, bold)
 
-    def _others(self, table: Table, outlook: Outlook, free: Sequence[int]) -> list[Climber]:
+    def _others(self, claims: Claims, outlook: Outlook, free: Sequence[int]) -> list[Climber]:
         """Jobs without a promise: soft deadlines by deadline, then best effort, the shortest first."""
+        table = claims.table
         rows = [row for row in range(len(table)) if row not in outlook.claims]
         if not rows:
             return []
         found = []
-        left, time_left = table.left(), table.time_left()
+        time_left = table.time_left()
         for row in rows:
-            claim = claim_of(table, row, float(left[row]), outlook.ladders, elastic=self.terms.elastic)
+            claim = claims.of(row)
             kind = _roomiest(claim, free)
             ladder = claim.ladders[kind] if kind >= 0 else None
             if ladder is None:
                 continue
             first = ladder.levels[0]
-            worth = ladder.counts[first] / float(ladder.speeds[first])
+            worth = ladder.counts[first] / ladder.speeds[first]
             deadline = float(table.deadline[row])
             tie = deadline if math.isfinite(deadline) else 1e15 + float(time_left[row])
             held = claim.rank if claim.kind == kind else 0
@@ -153,7 +155,7 @@ class ElasticFlowPolicy:
         above = ladder.next_above(rank)
         if not above:
             return None
-        speed, faster = float(ladder.speeds[rank]), float(ladder.speeds[above])
+        speed, faster = ladder.speeds[rank], ladder.speeds[above]
         gain = (faster - speed) / (ladder.counts[above] - ladder.counts[rank]) * climber.worth
         if above <= climber.held:
             return gain * self.loyalty, above
@@ -161,7 +163,7 @@ class ElasticFlowPolicy:
             if not climber.bold:
                 return None
             lasts = min(self.horizon_s, climber.left / faster)
-            if rank and (faster - speed) * lasts <= faster * float(ladder.pauses[above]):
+            if rank and (faster - speed) * lasts <= faster * ladder.pauses[above]:
                 return None
         return gain, above
 
