@@ -292,7 +292,7 @@ def profile_of(pieces: list[tuple[float, int]]) -> Profile:
     for begin, free in pieces:
         at = profile._split(begin) if begin else 0
         profile._free[at], profile._ranks[at] = free, rank_of(free)
-    profile._low, profile._rises = pieces[0][1], pieces[0][1] == min(free for _, free in pieces)
+    profile._look()
     return profile
 
 
@@ -315,7 +315,8 @@ def test_takings_that_are_written_late_leave_what_they_leave_if_written_at_once(
     ladder = Ladder(LawCurve(1), "gpu", (1, 8), 6, ChangeCost(flat_s=flat, doubling_s=1.0 if flat else 0.0))
     quick, slow = Profile(0.0, 24, 3), Profile(0.0, 24, 3)
     for what, work, until, held in calls:
-        slow._rises = False  # so that it looks at every stretch and writes what is taken at once
+        # so that it looks at every stretch and writes what is taken at once
+        slow._first, slow._start, slow._rises = 0, 0.0, False
         found = []
         for profile in (quick, slow):
             claim = Claim(float(work), [ladder], kind=0 if held else -1, rank=held, busy_s=2.0 if held else 0.0)

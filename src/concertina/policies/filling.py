@@ -190,21 +190,25 @@ _FEW = 6
 class Profile:
     """Free devices of one type over time: `edges[i]` begins stretch i, the last one never ends.
 
-    Most jobs take one level from now until they are done. As long as the fewest devices are free now, what they find
-    and what they leave is told by two numbers; such takings are written into the stretches together, once
-    somebody has to look at these (`_write`).
+    Most jobs take one level from the first moment at which anything is free until they are done. As long as never fewer
+    devices are free than at that moment, what they find and what they leave is told by two numbers; such takings are
+    written into the stretches together, once somebody has to look at these (`_write`).
     """
 
-    __slots__ = ("_edges", "_free", "_low", "_now", "_rank_of", "_ranks", "_rises", "_size", "_takings")
+    __slots__ = (
+        "_edges", "_first", "_free", "_low", "_now", "_rank_of", "_ranks", "_rises", "_size", "_start", "_takings",
+    )  # fmt: skip
 
     def __init__(self, now: float, free: int, room: int) -> None:
-        self._now = now
+        self._now = self._start = now
+        self._first = 0
+        """The first stretch in which anything is free, which begins at `start`."""
         self._low = free
-        """Devices free now, takings counted."""
+        """Devices free in it, takings counted."""
         self._rises = True
-        """Whether never fewer are free than now."""
+        """Whether never fewer are free later."""
         self._takings: list[tuple[float, int]] = []
-        """(end, devices) of what is taken from now on and not yet written into the stretches."""
+        """(end, devices) of what is taken from `start` on and not yet written into the stretches."""
         self._rank_of = ranks_up_to(free)
         self._edges: Floats = np.empty(room + 2)
         self._free: Ints = np.empty(room + 2, dtype=np.int64)
@@ -218,7 +222,8 @@ class Profile:
         other = Profile.__new__(Profile)
         other._edges, other._free = self._edges.copy(), self._free.copy()
         other._ranks, other._size, other._rank_of = self._ranks.copy(), self._size, self._rank_of
-        other._now, other._low, other._rises, other._takings = self._now, self._low, self._rises, []
+        other._now, other._start, other._first = self._now, self._start, self._first
+        other._low, other._rises, other._takings = self._low, self._rises, []
         return other
 
     def pieces(self) -> list[tuple[float, int]]:
@@ -234,46 +239,41 @@ class Profile:
             return None
         if self._rises:
             lowest = rank_of(self._low)
-            share = self._fill_flat(claim, kind, ladder, until, lowest)
-            if share is not None or ladder.top <= lowest:
-                return share
-            self._write()
-            k = int(self._edges[: self._size].searchsorted(until))
         else:
             k = int(self._edges[: self._size].searchsorted(until))
-            lowest = int(np.minimum.reduce(self._ranks[:k]))
-            share = self._fill_flat(claim, kind, ladder, until, lowest)
-            if share is not None or ladder.top <= lowest:
-                return share
-        return self._fill_higher(claim, kind, ladder, until, lowest, k)
+            lowest = int(np.minimum.reduce(self._ranks[self._first : k], initial=len(ladder.ranks)))
+        share = self._fill_flat(claim, kind, ladder, until, lowest)
+        if share is not None or ladder.top <= lowest or until <= self._start:
+            return share
+        return self._fill_higher(claim, kind, ladder, until, lowest)
 
     def _fill_flat(self, claim: Claim, kind: int, ladder: Ladder, until: float, lowest: int) -> Share | None:
-        """The lowest level in time of those that are free all along."""
-        now, need, floor = self._now, claim.left / claim.pace, claim.floor
-        held = claim.rank if claim.kind == kind else 0
+        """The lowest level in time of those that are free all along, once anything is."""
+        start, need, floor, waits = self._start, claim.left / claim.pace, claim.floor, self._first > 0
+        held = claim.rank if claim.kind == kind and not waits else 0
         for level in ladder.levels:
             if level > lowest:
                 return None
             if level < floor and level < ladder.top:
                 continue
-            pause = claim.busy_s if held == level else ladder.pauses[level]
-            finish = now + pause + need / ladder.speeds[level]
-            if finish <= until:
-                count = ladder.counts[level]
-                self._low -= count
-                self._takings.append((finish, count))
-                if not self._rises:
-                    self._write()
-                return Share(kind, level, level, finish, ((now, level),))
+            pause, speed = claim.busy_s if held == level else ladder.pauses[level], ladder.speeds[level]
+            finish = start + pause + need / speed
+            if finish <= until and (not waits or (until - start - pause) * speed >= need):
+                self._take_flat(finish, ladder.counts[level])
+                if waits:
+                    return Share(kind, level, 0, finish, ((self._now, 0), (start, level)))
+                return Share(kind, level, level, finish, ((start, level),))
         return None
 
-    def _fill_higher(self, claim: Claim, kind: int, ladder: Ladder, until: float, lowest: int, k: int) -> Share | None:
+    def _fill_higher(self, claim: Claim, kind: int, ladder: Ladder, until: float, lowest: int) -> Share | None:
         """The lowest level in time of the others, where there is less for a while."""
-        edges = self._edges[:k]
-        lengths = np.empty(k)
+        self._write()
+        first, k = self._first, int(self._edges[: self._size].searchsorted(until))
+        edges = self._edges[first:k]
+        lengths = np.empty(k - first)
         np.subtract(edges[1:], edges[:-1], out=lengths[:-1])
         lengths[-1] = until - edges[-1]
-        reach = ladder.by_level @ np.bincount(self._ranks[:k], lengths, len(ladder.ranks))
+        reach = ladder.by_level @ np.bincount(self._ranks[first:k], lengths, len(ladder.ranks))
         for index in np.flatnonzero(reach >= claim.left / claim.pace).tolist():
             level = ladder.levels[index]
             if level <= lowest or (level < claim.floor and level < ladder.top):
@@ -315,7 +315,7 @@ class Profile:
         # it ends where another begins: rounding must not make that an overlap, which would cost a change
         claim = replace(claim, left=max(claim.left - _TICK * ladder.speeds[-1], claim.left / 2))
         at = np.maximum(begins.searchsorted(self._edges[:k], side="right") - 1, 0)
-        return self._fill_uneven(claim, kind, int(ranks.max()), ranks[at], until, k)
+        return self._fill_uneven(claim, kind, int(ranks.max()), ranks[at][self._first :], until, k)
 
     def _fill_uneven(
         self, claim: Claim, kind: int, level: int, wanted: int | Ints, until: float, k: int
@@ -327,25 +327,29 @@ class Profile:
         if found is None:
             return None
         finish, taken, runs = found
-        end = self._split(finish)
-        self._free[:end] -= ladder.devices[taken[:end] if end <= k else taken]
+        first, end = self._first, self._split(finish)
+        self._free[first:end] -= ladder.devices[taken[: end - first]]
         self._rank(end)
-        self._low = int(self._free[0])
-        self._rises = self._low <= int(np.minimum.reduce(self._free[: self._size]))
+        self._look()
         return Share(kind, level, runs[0][1], finish, runs)
 
     def _uneven(
         self, claim: Claim, kind: int, wanted: int | Ints, until: float, k: int
     ) -> tuple[float, Ints, tuple[Run, ...]] | None:
-        """(end, rank by stretch, runs) of that; None where it is not done by `until`."""
+        """(end, rank by stretch from the first on in which anything is free, runs) of that; None: not by `until`."""
         ladder = claim.ladders[kind]
         assert ladder is not None
         need = claim.left / claim.pace
-        taken = ladder.ranks[np.minimum(self._ranks[:k], wanted)]
-        begins = np.flatnonzero(taken[1:] != taken[:-1]) + 1
-        begins = np.concatenate(([0], begins))
-        runs = taken[begins]
-        starts = self._edges[begins]
+        first = self._first
+        if k <= first:
+            return None
+        taken = ladder.ranks[np.minimum(self._ranks[first:k], wanted)]
+        places = np.concatenate(((0,), (taken[1:] != taken[:-1]).nonzero()[0] + 1))
+        runs, starts = taken[places], self._edges[first + places]
+        if first and runs[0]:  # until then it waits
+            runs, starts = np.concatenate(((0,), runs)), np.concatenate(((self._now,), starts))
+        else:
+            starts[0] = self._now
         pauses = ladder.pause_at[runs]
         if runs[0] == (claim.rank if claim.kind == kind else 0):
             pauses[0] = claim.busy_s
@@ -364,14 +368,25 @@ class Profile:
         last += 1
         return finish, taken, tuple(zip(starts[:last].tolist(), runs[:last].tolist(), strict=True))
 
+    def _take_flat(self, finish: float, count: int) -> None:
+        self._low -= count
+        self._takings.append((finish, count))
+        if not self._rises or not self._low:
+            self._write()
+            self._look()
+
+    def _look(self) -> None:
+        """Find where anything is free first, and whether less is later."""
+        self._first += int((self._free[self._first : self._size] > 0).argmax())
+        self._start, self._low = float(self._edges[self._first]), int(self._free[self._first])
+        self._rises = self._low <= int(np.minimum.reduce(self._free[self._first : self._size]))
+
     def _write(self) -> None:
-        """Take out of the stretches what was taken from now on."""
-        if not self._takings:
-            return
+        """Take out of the stretches what was taken."""
         if len(self._takings) < _FEW:
             for finish, count in self._takings:
                 end = self._split(finish)
-                self._free[:end] -= count
+                self._free[self._first : end] -= count
                 self._rank(end)
         else:
             self._write_many()
@@ -379,21 +394,23 @@ class Profile:
 
     def _write_many(self) -> None:
         """The same as one after the other, by columns."""
-        n = self._size
+        first, n = self._first, self._size
         ends, counts = (np.array(column) for column in zip(*self._takings, strict=True))
         order = ends.argsort(kind="stable")
         given_back = np.concatenate(([0], np.cumsum(counts[order])))
-        before, free = self._edges[:n], self._free[:n]
+        before, free = self._edges[first:n], self._free[first:n]
         edges = np.unique(np.concatenate((before, ends)))
-        self._size = len(edges)
-        self._edges = np.concatenate((edges, np.empty(len(self._takings) + 2)))
         taken = given_back[-1] - given_back[ends[order].searchsorted(edges, side="right")]
-        self._free = np.zeros(len(self._edges), dtype=np.int64)
-        self._free[: self._size] = free[before.searchsorted(edges, side="right") - 1] - taken
+        free = free[before.searchsorted(edges, side="right") - 1] - taken
+        room = np.zeros(len(ends) + 2, dtype=np.int64)
+        self._size = first + len(edges)
+        self._edges = np.concatenate((self._edges[:first], edges, room))
+        self._free = np.concatenate((self._free[:first], free, room))
         self._ranks = self._rank_of.take(self._free, mode="clip")
 
     def _rank(self, end: int) -> None:
-        self._rank_of.take(self._free[:end], out=self._ranks[:end], mode="clip")
+        at = slice(self._first, end)
+        self._rank_of.take(self._free[at], out=self._ranks[at], mode="clip")
 
     def _split(self, when: float) -> int:
         """Make `when` an edge; how many stretches end by then."""
@@ -409,6 +426,8 @@ class Profile:
         self._edges[at] = when
         self._free[at], self._ranks[at] = self._free[at - 1], self._ranks[at - 1]
         self._size = n + 1
+        if at <= self._first:
+            self._first += 1
         return at
 
 
