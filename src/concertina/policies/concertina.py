@@ -9,7 +9,7 @@ it brings most (`climb.py`). Why it is so: docs/adr/0102-our-own-policy.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -65,21 +65,35 @@ class ConcertinaPolicy:
         if outlook.shares and self._behind(crowd, climbers):
             better = self._with_wishes(crowd, outlook)
             if better is not None:
+                better.tried = outlook.tried
                 outlook, climbers = better, self._settle(crowd, better)
         return self._shares(crowd, outlook, climbers)
 
     def explain(self, table: Table, row: int, before: int, after: int) -> str:
         """Its promise; or how it fares beside its fair share, and who goes first."""
+        return self.explainer(table)(row, before, after)
+
+    def explainer(self, table: Table) -> Callable[[int, int, int], str]:
+        """The same for many rows of this table."""
         rows = loose_rows(table)
-        if row not in rows:
-            return self._alone().explain(table, row, before, after)
-        crowd = self._crowd(claims_of(table, self.terms), rows)
+        promised, loose = self._alone().explainer(table), set(rows.tolist())
+        crowd = self._crowd(claims_of(table, self.terms), rows) if loose else None
+
+        def explain(row: int, before: int, after: int) -> str:
+            if crowd is None or row not in loose:
+                return promised(row, before, after)
+            return self._fare(crowd, row, before, after)
+
+        return explain
+
+    def _fare(self, crowd: Crowd, row: int, before: int, after: int) -> str:
+        """How a job without a promise fares."""
         place = crowd.place[row]
         rho, shorter = float(crowd.fair.rho[place]), int(np.sum(crowd.size < crowd.size[place]))
         expected = f"expected to take {rho:.1f} times its fair time"
         if rho >= self.floor:
             expected += f" (the floor is {self.floor:g})"
-        promises = len(rows) < len(table)
+        promises = len(crowd.rows) < len(crowd.table)
         if after > before:
             devices = "1 device" if after == 1 else f"{after} devices"
             use = "is" if after == 1 else "are"
@@ -254,6 +268,7 @@ class ConcertinaPolicy:
             level=levels,
             stamp=stamps,
             reserved=outlook.reserved(table),
+            tried=outlook.tried,
             wake_s=None if wake == math.inf else wake,
         )
 

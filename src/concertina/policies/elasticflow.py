@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -83,21 +83,26 @@ class ElasticFlowPolicy:
                     wake = min(wake, planned.grows_s)
         wake_s = None if wake == math.inf else max(wake, table.now + 1.0)
         reserved = outlook.reserved(table)
-        return Shares(workers=workers, kind=kinds, level=levels, wake_s=wake_s, reserved=reserved)
+        return Shares(workers=workers, kind=kinds, level=levels, wake_s=wake_s, reserved=reserved, tried=outlook.tried)
 
     def explain(self, table: Table, row: int, before: int, after: int) -> str:
         """Its promise, or what the promises leave."""
-        if math.isinf(table.deadline[row]) or table.specs[row].soft:
-            what = "best effort" if math.isinf(table.deadline[row]) else "soft deadline"
-            left = "1 device is" if after == 1 else f"{after} devices are"
-            return f"{what}: {left} left by the promises and by steps that bring more"
-        outlook = look_ahead(claims_of(table, self.terms), self.terms)
-        share = outlook.shares.get(row)
-        if share is None or row in outlook.late:
-            return "its deadline can not be met any more; it gets what it can use"
-        count = outlook.claims[row].ladders[share.kind].counts[share.rank]  # type: ignore[union-attr]
-        least = f"{'1 device now keeps' if count == 1 else f'{count} devices now keep'} its deadline"
-        return least if after <= count else f"{least}; further ones bring most here"
+        return self.explainer(table)(row, before, after)
+
+    def explainer(self, table: Table) -> Callable[[int, int, int], str]:
+        """The same for many rows of this table."""
+        known: list[Outlook] = []
+
+        def explain(row: int, before: int, after: int) -> str:
+            if math.isinf(table.deadline[row]) or table.specs[row].soft:
+                what = "best effort" if math.isinf(table.deadline[row]) else "soft deadline"
+                left = "1 device is" if after == 1 else f"{after} devices are"
+                return f"{what}: {left} left by the promises and by steps that bring more"
+            if not known:
+                known.append(look_ahead(claims_of(table, self.terms), self.terms))
+            return _promise_of(known[0], row, after)
+
+        return explain
 
     def _promised(self, table: Table, row: int, share: Share, claim: Claim) -> Climber:
         ladder = claim.ladders[share.kind]
@@ -166,6 +171,15 @@ class ElasticFlowPolicy:
             if rank and (faster - speed) * lasts <= faster * ladder.pauses[above]:
                 return None
         return gain, above
+
+
+def _promise_of(outlook: Outlook, row: int, after: int) -> str:
+    share = outlook.shares.get(row)
+    if share is None or row in outlook.late:
+        return "its deadline can not be met any more; it gets what it can use"
+    count = outlook.claims[row].ladders[share.kind].counts[share.rank]  # type: ignore[union-attr]
+    least = f"{'1 device now keeps' if count == 1 else f'{count} devices now keep'} its deadline"
+    return least if after <= count else f"{least}; further ones bring most here"
 
 
 def _roomiest(claim: Claim, free: Sequence[int]) -> int:

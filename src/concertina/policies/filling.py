@@ -356,7 +356,7 @@ class Profile:
         lengths = np.empty(len(starts))
         np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
         lengths[-1] = until - starts[-1]
-        done = np.cumsum(np.maximum(lengths - pauses, 0.0) * ladder.speed_at[runs])
+        done = (np.maximum(lengths - pauses, 0.0) * ladder.speed_at[runs]).cumsum()
         last = int(done.searchsorted(need))
         if last == len(done):
             return None

@@ -46,13 +46,15 @@ class Outlook:
 
     filling: Filling
     entries: list[Entry]
-    """In the order in which they were filled in."""
+    """The jobs filled in, by deadline."""
     claims: dict[int, Claim]
     shares: dict[int, Share] = field(default_factory=dict)
     late: list[int] = field(default_factory=list)
     """Rows that can not be in time."""
     lost: int = 0
     """How many of these could not even if they were alone: no other arrangement helps them."""
+    tried: int = 0
+    """Jobs filled in for other arrangements than the first."""
     short_s: float = 0.0
     """Seconds that jobs in time lack of the spare they should have, over all of them."""
 
@@ -156,22 +158,42 @@ def claims_of(table: Table, terms: Terms) -> Claims:
     return Claims(table, Ladders(table.types, table.capacity, terms.cost), elastic=terms.elastic)
 
 
+class Effort:
+    """What may still be spent on arrangements, and what was spent, in jobs filled in."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.spent = 0
+
+    def spend(self, jobs: int) -> None:
+        """What is done in any case."""
+        self.left -= jobs
+        self.spent += jobs
+
+    def allows(self, jobs: int) -> bool:
+        """Whether there is enough left for so many more, which are spent then."""
+        enough = jobs <= self.left
+        if enough:
+            self.spend(jobs)
+        return enough
+
+
 def look_ahead(claims: Claims, terms: Terms) -> Outlook:
     """Fill in all promised jobs; those that can not be in time take what they can."""
     table, entries = claims.table, entries_of(claims, terms)
-    back = terms.kept_back(table.types)
-    best = arrange(table, entries, terms, less=back)
+    jobs, back = len(entries), terms.kept_back(table.types)
+    effort = Effort(terms.effort + jobs)
+    best = arrange(table, entries, terms, effort, less=back)
     if any(back) and best.loss > _NONE:  # the reserve is there for this
-        best = _better(best, arrange(table, entries, terms))
+        best = _better(best, arrange(table, entries, terms, effort))
     if best.loss[0] and terms.attempts:
-        best = _better(best, arrange(table, _as_promised(table, entries, terms), terms))
-    for fewer in terms.fewer if best.loss[0] and terms.attempts else ():
-        less = [fewer] * len(table.types)
-        best = _better(best, arrange(table, entries, terms, less=less))
-        asked = _as_promised(table, entries, terms)
-        best = _better(best, arrange(table, asked, terms, less=less))
-        if not best.loss[0]:
-            break
+        trials = [(0, True), *((fewer, asked) for fewer in terms.fewer for asked in (False, True))]
+        for fewer, asked in trials:
+            if (not asked and not best.loss[0]) or effort.left < jobs:
+                break
+            some = _as_promised(table, entries, terms) if asked else entries
+            best = _better(best, arrange(table, some, terms, effort, less=[fewer] * len(table.types)))
+    best.entries, best.tried = entries, effort.spent - jobs
     return best
 
 
@@ -194,31 +216,38 @@ def _as_promised(table: Table, entries: list[Entry], terms: Terms) -> list[Entry
     ]
 
 
-def arrange(table: Table, entries: list[Entry], terms: Terms, *, less: Sequence[int] = ()) -> Outlook:
-    """The first arrangement in which nobody is late or short of spare, or the best.
+def arrange(
+    table: Table, entries: list[Entry], terms: Terms, effort: Effort, *, less: Sequence[int] = (), rush: bool = True
+) -> Outlook:
+    """The first arrangement in which nobody is late or short of spare, or the best, as far as the effort goes.
 
     By deadline with levels as low as possible; exactly as the last round has planned, which is possible for as
     long as nothing came between; by deadline with the levels of the last round; with the late ones in front.
-    `less` are devices by type to leave out.
+    `less` are devices by type to leave out. Without `rush` nobody asks what those get who are late.
     """
     capacity = [
         max(count - fewer, 0) for count, fewer in zip(table.capacity, less or [0] * len(table.capacity), strict=True)
     ]
-    best = _fill_in(table.now, capacity, entries, terms, keep=False)
+    jobs = len(entries)
+    effort.spend(jobs)
+    best = _fill_in(table.now, capacity, entries, terms, keep=False, rush=rush)
     if best.loss == _NONE or not terms.attempts:
         return best
-    if any(entry.runs for entry in entries):
-        best = _better(best, _as_planned(table.now, capacity, entries))
-        delay = min(_delay(table.now, capacity, entries), terms.spare_s) if best.loss > _NONE else 0.0
-        if delay > 0.0:
-            best = _better(best, _as_planned(table.now, capacity, entries, later=delay))
+    if any(entry.runs for entry in entries) and effort.allows(jobs):
+        best = _better(best, _as_planned(table.now, capacity, entries, rush=rush))
+        if best.loss > _NONE and effort.allows(2 * jobs):
+            delay = min(_delay(table.now, capacity, entries), terms.spare_s)
+            if delay > 0.0:
+                best = _better(best, _as_planned(table.now, capacity, entries, later=delay, rush=rush))
     order = entries
     for attempt in range(terms.attempts if best.loss[0] and terms.elastic else 0):
+        if not effort.allows(jobs):
+            break
         keep = attempt == 0
         if not keep:
             late = set(best.late)
             order = [e for e in order if e.row in late] + [e for e in order if e.row not in late]
-        best = _better(best, _fill_in(table.now, capacity, order, terms, keep=keep))
+        best = _better(best, _fill_in(table.now, capacity, order, terms, keep=keep, rush=rush))
         if not best.loss[0]:
             break
     return best
@@ -243,6 +272,7 @@ def _fill_in(
     terms: Terms,
     *,
     keep: bool,
+    rush: bool = True,
     bounds: Mapping[int, float] = MappingProxyType({}),
 ) -> Outlook:
     """One job after the other on its lowest level; as far as the first that is done later than its bound."""
@@ -259,12 +289,14 @@ def _fill_in(
             waiting.append(entry)
         else:
             _rush(outlook, entry)
-    for entry in waiting:
+    for entry in waiting if rush else ():
         _rush(outlook, entry)
     return outlook
 
 
-def _as_planned(now: float, capacity: list[int], entries: list[Entry], *, later: float = 0.0) -> Outlook:
+def _as_planned(
+    now: float, capacity: list[int], entries: list[Entry], *, later: float = 0.0, rush: bool = True
+) -> Outlook:
     """Every job as it was planned last, all so many seconds later; those without a plan in what is left.
 
     What was possible then is possible now; if it was held up, it still is so many seconds later.
@@ -283,7 +315,8 @@ def _as_planned(now: float, capacity: list[int], entries: list[Entry], *, later:
     late = [entry for entry in others if not _settle(outlook, entry)]
     for entry in late:
         _give_up(outlook, entry)
-        _rush(outlook, entry)
+        if rush:
+            _rush(outlook, entry)
     return outlook
 
 
