@@ -136,24 +136,34 @@ def _rows(speeds: dict[int, float]) -> list[dict[str, object]]:
 
 def test_a_plan_is_followed_from_where_it_stands_and_lasts_until_the_work_is_done() -> None:
     runs = [(0.0, 1), (2.0, 0), (5.0, 2)]
-    share = Profile(1.0, 4, 1).follow(claim(3.5), 0, runs, 20.0)  # a step until 2 s, then 1.5 a second from 5 s on
+    share = Profile(1.0, 4, 1).follow(claim(3.5), 0, runs, 7.0, 20.0)  # a step until 2 s, then 1.5 a second from 5 s on
     assert share is not None
     assert share.finish_s == pytest.approx(5.0 + 2.5 / 1.5, abs=1e-4)
     assert share.runs == ((1.0, 1), (2.0, 0), (5.0, 2))
-    assert Profile(1.0, 4, 1).follow(claim(3.5), 0, runs, 6.0) is None
+    assert Profile(1.0, 4, 1).follow(claim(3.5), 0, runs, 6.0, 6.0) is None
 
 
 def test_a_plan_is_followed_as_far_as_there_are_devices() -> None:
     profile = Profile(0.0, 1, 1)
-    share = profile.follow(claim(3.0), 0, [(0.0, 3)], 20.0)
+    share = profile.follow(claim(3.0), 0, [(0.0, 3)], 2.0, 20.0)
     assert share is not None
     assert (share.rank, share.finish_s) == (1, pytest.approx(3.0, abs=1e-4))
     assert [free for _, free in profile.pieces()] == [0, 1]
 
 
+def test_a_plan_that_is_followed_ends_when_it_was_to_end_whatever_rounding_does() -> None:
+    for ends in (3.0 - 1e-9, 3.0 + 1e-9):
+        profile = Profile(0.0, 1, 2)
+        first = profile.follow(claim(3.0), 0, [(0.0, 1)], ends, 20.0)
+        other = profile.follow(claim(1.0), 0, [(0.0, 0), (ends, 1)], ends + 1.0, 20.0)
+        assert first is not None
+        assert other is not None
+        assert (first.finish_s, other.runs) == (ends, ((0.0, 0), (ends, 1)))
+
+
 def test_next_to_nothing_left_still_waits_for_its_turn() -> None:
     profile = Profile(0.0, 4, 1)
-    share = profile.follow(claim(1e-9), 0, [(0.0, 0), (5.0, 1)], 20.0)
+    share = profile.follow(claim(1e-9), 0, [(0.0, 0), (5.0, 1)], 5.0, 20.0)
     assert share is not None
     assert share.finish_s == pytest.approx(5.0)
     assert [free for _, free in profile.pieces()][:1] == [4]

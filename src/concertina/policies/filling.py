@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -299,10 +299,11 @@ class Profile:
             return None
         return self._fill_uneven(claim, kind, best[1], best[1], far, self._size)
 
-    def follow(self, claim: Claim, kind: int, runs: Sequence[Run], until: float) -> Share | None:
+    def follow(self, claim: Claim, kind: int, runs: Sequence[Run], ends: float, until: float) -> Share | None:
         """Take what an earlier plan says, or what there is of it; its last stretch lasts until the job is done.
 
-        None (and nothing taken) if it is not done by `until`.
+        Where another was to begin when this one `ends`, rounding must not make that an overlap, which would cost a
+        change: within a tick it is done then. None (and nothing taken) if it is not done by `until`.
         """
         ladder = claim.ladders[kind]
         if ladder is None or not ladder.top or until <= self._now:
@@ -312,18 +313,24 @@ class Profile:
         for begin in begins[begins > self._now].tolist():
             self._split(begin)
         k = int(self._edges[: self._size].searchsorted(until))
-        # it ends where another begins: rounding must not make that an overlap, which would cost a change
-        claim = replace(claim, left=max(claim.left - _TICK * ladder.speeds[-1], claim.left / 2))
         at = np.maximum(begins.searchsorted(self._edges[:k], side="right") - 1, 0)
-        return self._fill_uneven(claim, kind, int(ranks.max()), ranks[at][self._first :], until, k)
+        return self._fill_uneven(claim, kind, int(ranks.max()), ranks[at][self._first :], until, k, ends=ends)
 
     def _fill_uneven(
-        self, claim: Claim, kind: int, level: int, wanted: int | Ints, until: float, k: int
+        self,
+        claim: Claim,
+        kind: int,
+        level: int,
+        wanted: int | Ints,
+        until: float,
+        k: int,
+        *,
+        ends: float | None = None,
     ) -> Share | None:
         """Take `wanted` ranks or what there is in the first k stretches, with a pause at every change."""
         ladder = claim.ladders[kind]
         assert ladder is not None
-        found = self._uneven(claim, kind, wanted, until, k)
+        found = self._uneven(claim, kind, wanted, until, k, ends=ends)
         if found is None:
             return None
         finish, taken, runs = found
@@ -334,7 +341,7 @@ class Profile:
         return Share(kind, level, runs[0][1], finish, runs)
 
     def _uneven(
-        self, claim: Claim, kind: int, wanted: int | Ints, until: float, k: int
+        self, claim: Claim, kind: int, wanted: int | Ints, until: float, k: int, *, ends: float | None = None
     ) -> tuple[float, Ints, tuple[Run, ...]] | None:
         """(end, rank by stretch from the first on in which anything is free, runs) of that; None: not by `until`."""
         ladder = claim.ladders[kind]
@@ -357,12 +364,16 @@ class Profile:
         np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
         lengths[-1] = until - starts[-1]
         done = (np.maximum(lengths - pauses, 0.0) * ladder.speed_at[runs]).cumsum()
-        last = int(done.searchsorted(need))
+        enough = need if ends is None else max(need - _TICK * ladder.speeds[-1], need / 2)
+        last = int(done.searchsorted(enough))
         if last == len(done):
             return None
         speed = ladder.speeds[runs[last]]
         before = float(done[last - 1]) if last else 0.0
         finish = float(starts[last] + pauses[last]) + (need - before) / speed
+        if ends is not None:
+            planned = abs(finish - ends) <= _TICK and ends > starts[last]
+            finish = ends if planned else min(finish, float(starts[last] + lengths[last]))
         if finish > until:
             return None
         last += 1
@@ -452,9 +463,9 @@ class Filling:
                 return share
         return None
 
-    def follow(self, claim: Claim, kind: int, runs: Sequence[Run], until: float) -> Share | None:
-        """Fill a job in as an earlier plan says."""
-        return self.profiles[kind].follow(claim, kind, runs, until)
+    def follow(self, claim: Claim, kind: int, runs: Sequence[Run], ends: float, until: float) -> Share | None:
+        """Fill a job in as an earlier plan says, which ends then."""
+        return self.profiles[kind].follow(claim, kind, runs, ends, until)
 
     def rush(self, claim: Claim, until: float = math.inf) -> Share | None:
         """Fill a job in so that it is done as early as it can be, if that is by `until`; else on its highest level."""

@@ -307,7 +307,7 @@ def _as_planned(
         share = None
         if entry.runs and not entry.lost:
             runs = [(begin + later, rank) for begin, rank in entry.runs]
-            share = outlook.filling.follow(entry.claim, entry.kind, runs, entry.dues[-1])
+            share = outlook.filling.follow(entry.claim, entry.kind, runs, entry.finish_s + later, entry.dues[-1])
         if share is None:
             others.append(entry)
         else:
@@ -325,7 +325,9 @@ def _delay(now: float, capacity: list[int], entries: list[Entry]) -> float:
     behind = 0.0
     for entry in entries:
         if entry.runs and not entry.lost:
-            alone = Filling(now, capacity, len(entry.runs)).follow(entry.claim, entry.kind, entry.runs, _FAR)
+            alone = Filling(now, capacity, len(entry.runs)).follow(
+                entry.claim, entry.kind, entry.runs, entry.finish_s, _FAR
+            )
             if alone is not None:
                 behind = max(behind, alone.finish_s - entry.finish_s)
     return behind
