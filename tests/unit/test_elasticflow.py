@@ -11,6 +11,7 @@ from concertina.core.errors import UsageError
 from concertina.core.job import JobPhase, JobSpec, JobView
 from concertina.core.plan import Admitted, Rejected
 from concertina.policies.admission import makes_promises, on_terms, rule, rule_of
+from concertina.policies.base import explainer_of
 from concertina.policies.counter import admit
 from concertina.policies.elasticflow import ElasticFlowPolicy
 from concertina.policies.filling import ChangeCost, Claim, Ladder, Ladders, Profile
@@ -361,6 +362,42 @@ def test_what_admission_has_planned_is_kept_where_no_order_of_jobs_finds_a_plan_
     assert not look_ahead(claims_of(rows, Terms()), Terms()).late
     rows.reserved = {}
     assert look_ahead(claims_of(rows, Terms()), Terms()).late
+
+
+def hard_pressed(count: int) -> Table:
+    """Jobs that could all be in time alone, half of which can not beside the others."""
+    return table(*(job(f"j{i}", HOUR, 1.2 * HOUR, max_workers=1) for i in range(count)), cluster="1x4")
+
+
+def test_what_promises_in_danger_cost_is_bounded_by_jobs_filled_in() -> None:
+    rows = hard_pressed(8)
+    terms = Terms(effort=100)
+    free, bound, none = (
+        look_ahead(claims_of(rows, some), some) for some in (Terms(effort=10**9), terms, Terms(effort=0))
+    )
+    assert len(none.late) == 4
+    assert none.tried == 0
+    assert 0 < bound.tried <= terms.effort < free.tried
+    assert bound.loss >= free.loss
+
+
+def test_a_refusal_costs_a_bounded_number_of_jobs_filled_in() -> None:
+    rows = hard_pressed(40)
+    new = job("new", HOUR, 1.3 * HOUR, max_workers=1)
+    for effort in (0, 400):
+        terms = Terms(effort=effort)
+        refused = admit(new, CURVES.of(new)[0], rows, terms)
+        assert isinstance(refused, Rejected)
+        # those who are there, beside the newcomer, and with eased dues, once each; then the line by halves
+        assert 0 < refused.work <= effort + 3 * 41 + (terms.halvings + 2) * 41
+
+
+def test_many_changes_are_explained_as_one_by_one() -> None:
+    rows = table(job("a", HOUR, 2 * HOUR), job("b", HOUR, 1.1 * HOUR), job("c", HOUR, None), cluster="1x4")
+    for name in ("elasticflow", "concertina"):
+        policy = policy_named(name)
+        explain = explainer_of(policy, rows)
+        assert [explain(row, 0, 1) for row in range(3)] == [policy.explain(rows, row, 0, 1) for row in range(3)]
 
 
 def test_jobs_that_come_at_once_are_planned_for_as_they_were_admitted() -> None:

@@ -479,7 +479,9 @@ class Filling:
             self.profiles[best.kind] = chosen
         return best
 
-    def _kinds(self, claim: Claim) -> list[int]:
+    def _kinds(self, claim: Claim) -> Sequence[int]:
+        if len(claim.ladders) == 1:
+            return (0,)
         kinds = [kind for kind, ladder in enumerate(claim.ladders) if ladder is not None and ladder.top]
         if len(kinds) > 1:
             speeds = [0.0 if ladder is None else ladder.speeds[-1] for ladder in claim.ladders]
