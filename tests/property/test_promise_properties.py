@@ -299,24 +299,26 @@ def profile_of(pieces: list[tuple[float, int]]) -> Profile:
     return profile
 
 
-@COMMON
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(("fill", "fill", "fill", "rush", "follow", "look")),
+            st.sampled_from(("fill",) * 9 + ("rush", "follow", "look")),
             st.integers(1, 900),
             st.integers(20, 1500),
             st.integers(0, 4),
         ),
+        min_size=10,
         max_size=40,
     ),
+    st.sampled_from((6, 24)),
     st.sampled_from((0.0, 5.0)),
 )
 def test_takings_that_are_written_late_leave_what_they_leave_if_written_at_once(
-    calls: list[tuple[str, int, int, int]], flat: float
+    calls: list[tuple[str, int, int, int]], devices: int, flat: float
 ) -> None:
     ladder = Ladder(LawCurve(1), "gpu", (1, 8), 6, ChangeCost(flat_s=flat, doubling_s=1.0 if flat else 0.0))
-    quick, slow = Profile(0.0, 24, 3), Profile(0.0, 24, 3)
+    quick, slow = Profile(0.0, devices, 3), Profile(0.0, devices, 3)
     for what, work, until, held in calls:
         # so that it looks at every stretch and writes what is taken at once
         slow._first, slow._start, slow._rises = 0, 0.0, False

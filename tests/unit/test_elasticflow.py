@@ -162,6 +162,14 @@ def test_a_plan_that_is_followed_ends_when_it_was_to_end_whatever_rounding_does(
         assert (first.finish_s, other.runs) == (ends, ((0.0, 0), (ends, 1)))
 
 
+def test_a_plan_that_can_not_be_followed_leaves_what_waits_where_it_was() -> None:
+    profile = Profile(0.0, 1, 2)
+    assert profile.fill(claim(5.0, high=1), 0, 5.0)  # nothing is free before 5 s
+    assert profile.follow(claim(9.0, high=1), 0, [(0.0, 0), (2.0, 1)], 11.0, 6.0) is None
+    assert profile.fill(claim(1.0, high=1), 0, 6.0)
+    assert [free for _, free in profile.pieces()] == [0, 0, 0, 1]
+
+
 def test_next_to_nothing_left_still_waits_for_its_turn() -> None:
     profile = Profile(0.0, 4, 1)
     share = profile.follow(claim(1e-9), 0, [(0.0, 0), (5.0, 1)], 5.0, 20.0)
