@@ -67,6 +67,7 @@ class Contexts(dict[int, VirtualContext]):
         self._buffers = buffers
         self._virtual = virtual
         self._tracks_usage = tracks_usage
+        self._moves_seldom = not buffers and not tracks_usage  # a few numbers and the random states say all of it
         self._shown: list[tuple[Tensor | None, int | None]] | None = None  # accumulated gradients seen outside the loop
         self.resident: int | None = None  # the virtual worker whose random state and buffers are live
         self.apart = False  # virtual workers have random states of their own
@@ -169,8 +170,10 @@ class Contexts(dict[int, VirtualContext]):
             self.save_resident()
         context = self[v]
         key: list[int | None] = [None]
-        if not self._buffers and not self._tracks_usage:
-            key = [*context.cleared_by, *(feed.pack_key(v) for feed in loaders)]
+        if self._moves_seldom:
+            key = [*context.cleared_by]
+            for feed in loaders:
+                key.append(feed.pack_key(v))
             if context.packed.stands(context.random, key):
                 return context.packed.last
         writer = ContextWriter(context.packed, (context.random, key))

@@ -41,6 +41,9 @@ class Agreement:
     change_to: int  # generation that all members voted for; 0: none
 
 
+NOTHING_ASKED = Agreement((0,) * WISHES, 0)
+
+
 class Elastic:
     """One worker's side of agreeing, changing over and recovering."""
 
@@ -105,8 +108,10 @@ class Elastic:
     def agree(self, advances: bool, next_batch: int, steps: int) -> Agreement:
         """Meets the others. With `advances`, what this round did counts from here on; `steps` optimizer steps of it."""
         self._membership.hold(self.step + steps, self._shown.while_held)
-        self._wait_for_newcomers(self.step + steps)
-        vote = self._vote(self.step + steps)  # before contexts are kept: with it, they are not final yet
+        vote = 0
+        if self._membership.wanted is not None:
+            self._wait_for_newcomers(self.step + steps)
+            vote = self._vote(self.step + steps)  # before contexts are kept: with it, they are not final yet
         if advances:
             self._keep_contexts(self._engine.point + 1)
         words = [*self.wishes(), vote, *self._digests]
@@ -116,8 +121,9 @@ class Elastic:
             self.point_batch = next_batch
             self._began_pass = False
             self._forget_previous()
-        if all(row == words for row in heard):  # as in nearly every step
-            self.agreement = Agreement(tuple(words[:WISHES]), vote)
+        if heard.count(words) == len(heard):  # as in nearly every step
+            asked = any(words[: WISHES + 1])
+            self.agreement = Agreement(tuple(words[:WISHES]), vote) if asked else NOTHING_ASKED
             return self.agreement
         self._compare_digests([row[WISHES + 1 :] for row in heard])
         votes = {row[WISHES] for row in heard}
