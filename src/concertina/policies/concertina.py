@@ -165,11 +165,13 @@ class ConcertinaPolicy:
         return None
 
     def _bounds(self, table: Table, outlook: Outlook) -> dict[int, float]:
-        """When promised jobs have to be done: with all their spare left, or no later than they are without wishes."""
+        """When promised jobs have to be done: with all their spare left, or no later than they are without wishes.
+
+        So with those that are late: a promise that was lost, with nodes or slots, comes before all wishes.
+        """
         return {
             row: max(self.terms.due(table.now, float(table.deadline[row])), share.finish_s)
             for row, share in outlook.shares.items()
-            if row not in outlook.late
         }
 
     def _loose(self, crowd: Crowd, outlook: Outlook, needy: Sequence[int], free: Sequence[int]) -> dict[int, Climber]:

@@ -31,6 +31,8 @@ class ChangeCost:
 
     flat_s: float = 9.0
     doubling_s: float = 2.0
+    start_s: float = 0.0
+    """More, where it held nothing before."""
 
     def of(self, devices: int) -> float:
         """For a change to so many devices."""
@@ -38,7 +40,8 @@ class ChangeCost:
 
     def at_least(self, flat_s: float, doubling_s: float) -> ChangeCost:
         """This, or more where a change is known to cost more."""
-        return ChangeCost(flat_s=max(self.flat_s, flat_s), doubling_s=max(self.doubling_s, doubling_s))
+        flat, doubling = max(self.flat_s, flat_s), max(self.doubling_s, doubling_s)
+        return ChangeCost(flat_s=flat, doubling_s=doubling, start_s=max(self.flat_s + self.start_s - flat, 0.0))
 
 
 def rank_of(free: int) -> int:
@@ -58,7 +61,7 @@ class Ladder:
     A rank that brings no speed over a lower one stands for the lower one.
     """
 
-    __slots__ = ("_by_count", "by_level", "counts", "devices", "levels", "pauses", "ranks", "speeds", "top")
+    __slots__ = ("_by_count", "by_level", "counts", "devices", "levels", "pauses", "ranks", "speeds", "start_s", "top")
 
     def __init__(self, curve: ScalingCurve, kind: str, sizes: tuple[int, int], ranks: int, cost: ChangeCost):
         low, high = sizes
@@ -76,6 +79,8 @@ class Ladder:
         self.devices: Ints = np.array(counts, dtype=np.int64)
         self.speeds: Floats = np.array(speeds)
         self.pauses: Floats = np.array([cost.of(count) for count in counts])
+        self.start_s = cost.start_s
+        """More, where it held nothing before."""
         self.levels = sorted(set(use) - {0})
         self.top = self.levels[-1] if self.levels else 0
         grid = np.minimum(np.array(self.levels, dtype=np.int64)[:, None], np.arange(ranks)[None, :])
@@ -212,7 +217,9 @@ class Profile:
                 return None
             if level < claim.floor and level < ladder.top:
                 continue
-            pause = claim.busy_s if held == level else float(ladder.pauses[level])
+            pause = claim.busy_s
+            if held != level:  # a change does not end before the one that is under way
+                pause = max(pause, float(ladder.pauses[level]) + (0.0 if held else ladder.start_s))
             finish = now + pause + need / float(ladder.speeds[level])
             if finish <= until:
                 self._take_flat(finish, ladder.counts[level])
@@ -297,8 +304,10 @@ class Profile:
         runs = taken[begins]
         starts = self._edges[begins]
         pauses = ladder.pauses[runs]
-        if runs[0] == (claim.rank if claim.kind == kind else 0):
-            pauses[0] = claim.busy_s
+        held = claim.rank if claim.kind == kind else 0
+        if ladder.start_s:
+            pauses[(runs > 0) & (np.concatenate(([held], runs[:-1])) == 0)] += ladder.start_s
+        pauses[0] = claim.busy_s if runs[0] == held else max(float(pauses[0]), claim.busy_s * (runs[0] > 0))
         lengths = np.empty(len(starts))
         np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
         lengths[-1] = until - starts[-1]

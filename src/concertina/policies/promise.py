@@ -170,13 +170,30 @@ def _as_promised(table: Table, entries: list[Entry], terms: Terms) -> list[Entry
 def arrange(table: Table, ladders: Ladders, entries: list[Entry], terms: Terms, *, less: Sequence[int] = ()) -> Outlook:
     """The first arrangement in which nobody is late or short of spare, or the best.
 
-    By deadline with levels as low as possible; exactly as the last round has planned, which is possible for as
-    long as nothing came between; by deadline with the levels of the last round; with the late ones in front.
-    `less` are devices by type to leave out.
+    Who is late keeps what it holds if that costs nobody else anything: it could be late because devices are away for a
+    moment, and to stop it would only make it later. `less` are devices by type to leave out.
     """
     capacity = [
         max(count - fewer, 0) for count, fewer in zip(table.capacity, less or [0] * len(table.capacity), strict=True)
     ]
+    best = _arranged(table, capacity, ladders, entries, terms)
+    stopped = [entry for entry in entries if entry.row in best.late and _rank(best, entry) < entry.claim.rank]
+    if not stopped:
+        return best
+    kept = _fill_in(table.now, capacity, ladders, entries, terms, keep=False, first=stopped)
+    return kept if kept.loss <= best.loss else best
+
+
+def _rank(outlook: Outlook, entry: Entry) -> int:
+    """What it has now; 0 where that is of another type than it holds."""
+    share = outlook.shares.get(entry.row)
+    return share.rank if share is not None and share.kind == entry.claim.kind else 0
+
+
+def _arranged(table: Table, capacity: list[int], ladders: Ladders, entries: list[Entry], terms: Terms) -> Outlook:
+    """By deadline with levels as low as possible; exactly as the last round has planned, which is possible for as
+    long as nothing came between; by deadline with the levels of the last round; with the late ones in front.
+    """
     best = _fill_in(table.now, capacity, ladders, entries, terms, keep=False)
     if best.loss == _NONE or not terms.attempts:
         return best
@@ -198,12 +215,24 @@ def arrange(table: Table, ladders: Ladders, entries: list[Entry], terms: Terms, 
 
 
 def _fill_in(
-    now: float, capacity: list[int], ladders: Ladders, entries: list[Entry], terms: Terms, *, keep: bool
+    now: float,
+    capacity: list[int],
+    ladders: Ladders,
+    entries: list[Entry],
+    terms: Terms,
+    *,
+    keep: bool,
+    first: Sequence[Entry] = (),
 ) -> Outlook:
-    """One job after the other on its lowest level."""
+    """One job after the other on its lowest level; before them the `first`, late ones that stay on what they hold."""
     outlook = _empty(now, capacity, ladders, entries)
     waiting: list[Entry] = []
+    for entry in first:
+        _give_up(outlook, entry)
+        _stay(outlook, entry)
     for entry in entries:
+        if entry.row in outlook.shares:
+            continue
         entry.claim.floor = entry.level if keep else 0
         if _settle(outlook, entry):
             continue
@@ -281,6 +310,13 @@ def _keep(outlook: Outlook, entry: Entry, share: Share) -> None:
 def _give_up(outlook: Outlook, entry: Entry) -> None:
     outlook.late.append(entry.row)
     outlook.lost += entry.lost
+
+
+def _stay(outlook: Outlook, entry: Entry) -> None:
+    claim = entry.claim
+    share = outlook.filling.follow(claim, claim.kind, [(outlook.filling.now, claim.rank)], _FAR)
+    if share is not None:
+        outlook.shares[entry.row] = share
 
 
 def _rush(outlook: Outlook, entry: Entry) -> None:
