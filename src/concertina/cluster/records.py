@@ -192,6 +192,7 @@ class Op(StrEnum):
     UNDRAIN = "undrain"
     RECLAIM = "reclaim"  # number of slots wanted back, on top of those already lent
     RETURN = "return"  # number of slots given again; 0: all
+    PRUNE = "prune"  # forget jobs that ended so many seconds ago
     DOWN = "down"  # suspend everything
 
 
@@ -227,6 +228,7 @@ class ClusterState:
     down_s: float = 0.0  # when that was asked for: a controller started later takes it back
     lent: tuple[str, ...] = ()  # slots reclaimed for somebody else, in the order in which they were taken
     drained: tuple[str, ...] = ()  # nodes that are to be left
+    prune_before_s: float = 0.0  # jobs that ended before are to be forgotten
     asks_done: tuple[str, ...] = ()  # the newest: so that none is done twice after a crash
     starts: tuple[float, ...] = ()  # seconds from slots to the first step, of the newest jobs that were started
     rounds: int = 0
@@ -246,3 +248,12 @@ class User:
     max_jobs: int = 0  # that have not ended; 0: no limit, as below
     max_slots: int = 0  # that all of these could have together
     max_gpu_hours: float = 0.0  # slot-hours received by all jobs ever
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a user's jobs had received that are forgotten by now."""
+
+    user: str
+    service_s: float = 0.0  # slot-seconds
+    jobs: tuple[str, ...] = ()  # the last that were counted in
