@@ -15,7 +15,7 @@ from concertina.cluster.controller import Controller
 from concertina.cluster.history import slots_over_time
 from concertina.cluster.mirror import Mirror
 from concertina.cluster.now import quote_now, snapshot_now, why_now
-from concertina.cluster.records import Ask, JobRequest, NodeState, Op
+from concertina.cluster.records import Activity, Ask, JobRequest, JobSeen, JobState, NodeState, Op
 from concertina.core.errors import ConcertinaError
 from concertina.core.job import JobPhase
 from concertina.store import Store, open_store
@@ -53,13 +53,14 @@ class Site:
         self.controllers: list[Controller] = []
         self.asked = 0
 
-    def controller(self) -> Controller:
+    def controller(self, keep_jobs: int = 1000) -> Controller:
         found = Controller(
             lambda: Shared(self.store),  # type: ignore[arg-type, return-value]
             self.mirror,
             self.cluster,
             log=self.folder / "controller.log",
             ttl_s=1.0,
+            keep_jobs=keep_jobs,
         )
         self.controllers.append(found)
         found.start()
@@ -120,6 +121,40 @@ def test_jobs_are_taken_measured_run_and_finished(site: Site) -> None:
     assert site.mirror.cluster is not None
     assert site.mirror.cluster.rounds > 0
     assert site.mirror.cluster.error == ""
+
+
+def test_jobs_that_ended_long_ago_are_forgotten_and_what_they_received_is_not(site: Site) -> None:
+    day = 86_400.0
+    for number in range(6):
+        request = site.submit(f"old{number}", idempotency=f"key{number}", submitted_s=time.time() - 9 * day)
+        ended_s = time.time() - (8 - number) * day
+        state = JobState(id=request.id, phase=JobPhase.FINISHED, ended_s=ended_s, service_s=100.0, attempt=1)
+        seen = JobSeen(id=request.id, attempt=1, activity=Activity.FINISHED)
+        site.store.put(keys.submission_key("u", request.idempotency), b"{}")
+        site.store.put(keys.STATES + request.id, dump(state))
+        site.store.put(keys.SEEN + request.id, dump(seen))
+    broken_off = JobState(id="headless", phase=JobPhase.FINISHED, ended_s=time.time() - 8 * day)
+    site.store.put(keys.STATES + "headless", dump(broken_off))
+    site.submit("live", steps=10**6)
+    site.controller(keep_jobs=4)
+    site.until(lambda: len(site.mirror.jobs()) == 5)
+    assert [job.id for job in site.mirror.jobs()] == ["old2", "old3", "old4", "old5", "live"]
+    assert site.ask(Op.PRUNE, number=int(4.5 * day)).startswith("yes: their records")
+    site.until(lambda: len(site.mirror.jobs()) == 3)
+    site.until(lambda: site.phase("live") is JobPhase.RUNNING)
+    assert [job.id for job in site.mirror.jobs()] == ["old4", "old5", "live"]
+    spent = site.mirror.spent("u")
+    assert spent is not None
+    assert (spent.service_s, spent.jobs) == (400.0, ("old0", "old1", "old2", "old3"))
+    assert site.cluster.discarded == ["old0", "old1", "old2", "old3"]
+    left = {entry.key for entry in site.store.list_prefix("").entries}
+    assert not [key for key in left if key.endswith(("/old0", "/old3", "/headless"))]
+    assert keys.submission_key("u", "key3") not in left
+    assert keys.submission_key("u", "key4") in left
+    site.controllers[-1].close()
+    site.controller(keep_jobs=4)  # and another that comes into office starts none of them anew
+    site.until(lambda: site.mirror.cluster is not None and site.mirror.cluster.rounds > 1)
+    assert len(site.mirror.jobs()) == 3
 
 
 def test_asks_are_answered_once_and_removed(site: Site) -> None:

@@ -205,6 +205,8 @@ def test_a_job_follows_its_slots_and_ends_with_the_same_bits(trial: Callable[...
     assert resumed.step >= last.step
     assert resumed.speeds[3] == last.speeds[3] > 0  # what was measured before is not forgotten
     end = job.until(lambda seen: seen.activity is Activity.FINISHED)
+    assert last.at_s >= last.trains_s > 0
+    assert resumed.trains_s > last.at_s, "it came to its first step anew"
     assert (end.step, end.total_steps, end.epochs, end.exit, end.error) == (STEPS, STEPS, 20, 0, "")
     assert "loss" in end.values
     assert job.digest == wanted

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rest_server import LIMIT_SECONDS, Interface, Stub, interface
 
 from concertina.cluster import keys
-from concertina.cluster.codec import load
+from concertina.cluster.codec import dump, load
 from concertina.cluster.records import Activity, Change, JobRequest, JobSeen, JobState, Op
 from concertina.core.job import JobPhase
 from concertina.store.lease import leader_key
@@ -218,11 +218,26 @@ def test_cancel_resize_drain_reclaim_and_down_reach_the_controller(led: tuple[In
     refused = it.http.post("/api/v1/cluster/reclaim", json={"slots": 9})
     assert (refused.status_code, refused.json()["error"]["message"]) == (409, "there are 4 slots")
     assert it.http.post("/api/v1/cluster/reclaim", json={"return": True}).status_code == 200
+    nothing = it.http.post("/api/v1/cluster/prune", json={"older_s": 86_400}).json()
+    assert nothing == {"accepted": True, "reason": "nothing was removed", "jobs": []}
+    assert it.http.post("/api/v1/cluster/prune", json={"older_s": 3600}).status_code == 422
     assert it.http.post("/api/v1/cluster/down", json={}).status_code == 200
     ops = [Op.RESIZE, Op.CANCEL, Op.DRAIN, Op.UNDRAIN, Op.RECLAIM, Op.RECLAIM, Op.RETURN, Op.DOWN]
     assert [ask.op for ask in stub.asks] == ops
     assert stub.asks[0].number == 2
     assert it.store.list_prefix(keys.ASKS).entries == ()
+
+
+def test_old_jobs_are_named_before_they_are_forgotten(led: tuple[Interface, Stub], script: Path) -> None:
+    it, stub = led
+    job = it.submit(script)
+    long_ago = JobState(id=job["id"], phase=JobPhase.FINISHED, ended_s=time.time() - 3 * 86_400)
+    revision = it.store.put(keys.STATES + job["id"], dump(long_ago))
+    assert it.mirror.wait_until(lambda: it.mirror.revision >= revision, 10.0)
+    dry = it.http.post("/api/v1/cluster/prune", json={"older_s": 86_400, "dry_run": True}).json()
+    assert (dry["jobs"], stub.asks) == ([job["id"]], [])
+    done = it.http.post("/api/v1/cluster/prune", json={"older_s": 86_400}).json()
+    assert (done["jobs"], [(ask.op, ask.number) for ask in stub.asks]) == ([job["id"]], [(Op.PRUNE, 86_400)])
 
 
 def test_a_job_that_has_ended_can_not_be_changed(led: tuple[Interface, Stub], script: Path) -> None:

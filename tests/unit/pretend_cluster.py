@@ -39,6 +39,7 @@ class PretendCluster:
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pretend", daemon=True)
         self.clashes: list[str] = []
+        self.discarded: list[str] = []
         self.started: list[tuple[str, int]] = []
 
     def start(self) -> None:
@@ -72,6 +73,11 @@ class PretendCluster:
 
     def end_keeper(self, job: str) -> None:
         self.kill(job)
+
+    def discard(self, job: str) -> bool:
+        with self._lock:
+            self.discarded.append(job)
+            return job not in self._kept
 
     def close(self) -> None:
         pass

@@ -94,10 +94,10 @@ def test_best_effort_waits_where_a_promise_would_lose_its_spare() -> None:
     assert shares(rows) == [1, 0]
 
 
-def test_a_promise_that_is_broken_already_holds_nobody_back() -> None:
+def test_a_promise_that_is_lost_still_comes_before_best_effort() -> None:
     late = job("late", HOUR, 100.0, model="one")
     loose = job("loose", 300.0, submit_s=200.0, model="one")
-    assert shares(table(late, loose, cluster="1x1", now=200.0)) == [0, 1]
+    assert shares(table(late, loose, cluster="1x1", now=200.0)) == [1, 0]
 
 
 def test_a_deadline_is_refused_where_best_effort_would_lose_its_share() -> None:

@@ -22,9 +22,20 @@ from concertina.cluster.records import (
 )
 from concertina.cluster.settle import Need, change, given_up, known_work, need, restarted, settled, vanished
 from concertina.cluster.slots import occupied
-from concertina.cluster.views import Live, Notes, cluster_of, readable, snapshot_of, spec_of
+from concertina.cluster.views import (
+    Live,
+    Notes,
+    at_cost,
+    cluster_of,
+    live_policy,
+    readable,
+    snapshot_of,
+    spec_of,
+    start_seconds,
+)
 from concertina.core.errors import NoCurveError
 from concertina.core.job import JobPhase
+from concertina.policies.admission import terms_of
 
 NOW = 1_800_000_000.0
 NO_NOTES = Notes(levels={}, reserved={})
@@ -136,6 +147,33 @@ def test_a_snapshot_shows_what_was_granted() -> None:
     assert cluster_of([]) == (None, frozenset())
 
 
+def test_a_job_on_its_way_to_its_first_step_is_shown_as_such() -> None:
+    nodes = [NodeState(id="x", device_type="A", slots=4)]
+    state = JobState(id="a", curve="k", phase=JobPhase.RUNNING, slots=("x/1",), work=10.0, begun_s=NOW - 3.0)
+    for one, resumes in ((state, NOW + 9.0), (replace(state, trains_s=NOW), None), (replace(state, slots=()), None)):
+        job = live(one)
+        found = snapshot_of([job], {"a": spec_of(job, {}, 4)}, nodes, NO_NOTES, NOW, 12.0)
+        assert found is not None
+        assert found.jobs[0].resumes_s == resumes
+    again = replace(state, attempt_s=NOW - 1.0)
+    assert again.started_s == NOW - 1.0
+
+
+def test_what_a_start_costs_is_what_three_of_four_took() -> None:
+    assert start_seconds(()) == 5.0
+    assert start_seconds((9.0,)) == 9.0
+    assert start_seconds((20.0, 8.0, 12.0, 10.0, 400.0)) == 20.0
+    assert start_seconds((400.0,)) == 120.0
+    assert start_seconds((0.4,)) == 5.0
+
+
+def test_promises_count_what_a_start_costs() -> None:
+    terms = terms_of(at_cost(live_policy("concertina"), 18.0))
+    assert terms is not None
+    assert (terms.cost.flat_s, terms.cost.start_s, terms.spare_s) == (5.0, 13.0, 18.0)
+    assert at_cost(live_policy("fifo"), 18.0) == live_policy("fifo")
+
+
 def test_a_job_that_is_measured_shows_the_policy_only_its_fewest() -> None:
     state = JobState(id="a", profiling=True, slots=("x/0", "x/1", "x/2"))
     job = live(state)
@@ -171,6 +209,20 @@ def test_a_change_is_a_new_order_with_a_line_in_the_story() -> None:
     assert change(waits, NOW + 7, "suspended") is waits
     ended = change(RUNNING, NOW + 9, "done", phase=JobPhase.FINISHED)
     assert (ended.slots, ended.ended_s) == ((), NOW + 9)
+
+
+def test_a_job_trains_from_when_its_keeper_says_so_until_it_has_no_slots() -> None:
+    state = change(JobState(id="a", phase=JobPhase.WAITING), NOW, "starts", slots=("x/0",), phase=JobPhase.RUNNING)
+    assert (state.begun_s, state.trains_s) == (NOW, 0.0)
+    state = restarted(state, NOW + 1)
+    of_before = live(state, seen(attempt=1, trains_s=NOW - 50))
+    assert settled(of_before, NOW + 2, gone=False).trains_s == 0.0
+    state = settled(live(state, seen(attempt=1, trains_s=NOW + 9)), NOW + 10, gone=False)
+    assert state.trains_s == NOW + 9
+    grown = change(state, NOW + 20, "grows", slots=("x/0", "x/1"))
+    assert (grown.begun_s, grown.trains_s) == (NOW, NOW + 9)
+    assert change(grown, NOW + 30, "waits", slots=(), phase=JobPhase.WAITING).trains_s == 0.0
+    assert restarted(grown, NOW + 30).trains_s == 0.0
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,40 @@ def test_a_job_that_pauses_goes_on_when_the_pause_is_over() -> None:
     assert (share.level, share.finish_s) == (1, 17.0)
 
 
+def test_a_start_costs_more_than_a_change() -> None:
+    cost = ChangeCost(flat_s=2.0, doubling_s=0.0, start_s=8.0)
+    steps = Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (1, 1), 4, cost)
+    share = Profile(0.0, 4, 4).fill(Claim(5.0, [steps]), 0, 20.0)
+    assert share is not None
+    assert share.finish_s == 15.0
+    # 3 s of work, 2 s without a device, 10 s until it goes on, 2 s of work
+    share = Profile(0.0, 4, 4).follow(Claim(5.0, [steps], 0, 1), 0, ((0.0, 1), (3.0, 0), (5.0, 1)), None, 100.0)
+    assert share is not None
+    assert round(share.finish_s, 3) == 17.0
+    assert ChangeCost(flat_s=5.0, start_s=4.0).at_least(7.0, 0.0).start_s == 2.0
+
+
+def test_who_waits_until_something_is_free_pays_a_start_from_then_on() -> None:
+    cost = ChangeCost(flat_s=2.0, doubling_s=0.0, start_s=8.0)
+    steps = Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (1, 1), 4, cost)
+    for until in (18.0, 17.9):
+        profile = Profile(0.0, 1, 4)
+        assert profile.fill(Claim(3.0, [steps], 0, 1), 0, 3.0) is not None
+        share = profile.fill(Claim(5.0, [steps], 0, 1, busy_s=15.0), 0, until)
+        assert (None if share is None else share.finish_s) == (18.0 if until >= 18.0 else None)
+        rushed = profile.rush(Claim(5.0, [steps]), 0)
+        assert rushed is not None
+        assert rushed.finish_s == (33.0 if share else 18.0)
+
+
+def test_a_change_does_not_end_before_the_start_that_is_under_way() -> None:
+    steps = Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (1, 4), 4, ChangeCost(flat_s=2.0, doubling_s=0.0))
+    starts = Claim(15.0, [steps], 0, 1, busy_s=9.0)
+    share = Profile(0.0, 4, 4).fill(starts, 0, 19.0)
+    assert share is not None
+    assert (share.level, share.finish_s) == (2, 19.0)
+
+
 def test_what_can_not_be_filled_in_takes_nothing() -> None:
     profile = Profile(0.0, 4, 4)
     assert profile.fill(claim(4.1), 0, 2.0) is None
@@ -321,6 +355,25 @@ def test_a_job_whose_deadline_is_lost_waits_for_those_that_can_be_in_time() -> N
     assert shares(table(lost, tight), "edf-elastic") == [4, 0]
 
 
+def test_a_job_whose_deadline_is_lost_keeps_what_it_holds_if_that_costs_nobody_a_promise() -> None:
+    held = {"phase": JobPhase.RUNNING, "workers": (("gpu", 1),), "placement": (("n0", 1),)}
+    lost = JobView(spec=job("lost", HOUR, 60.0, max_workers=1), **held)  # type: ignore[arg-type]
+    easy, tight = job("easy", HOUR, 9 * HOUR, max_workers=1), job("tight", HOUR, 1.1 * HOUR, max_workers=1)
+    assert shares(table(lost, easy, cluster="1x1", now=30.0)) == [1, 0]
+    assert shares(table(lost, tight, cluster="1x1", now=30.0)) == [0, 1]
+
+
+def test_a_newcomer_is_promised_nothing_that_makes_a_lost_promise_later_still() -> None:
+    lost = job("lost", HOUR, 60.0, max_workers=1)
+    new = job("new", HOUR, 1.5 * HOUR, submit_s=100.0, max_workers=1)
+    assert isinstance(answer(new, table(cluster="1x1", now=100.0)), Admitted)
+    refused = answer(new, table(lost, cluster="1x1", now=100.0))
+    assert isinstance(refused, Rejected)
+    assert refused.earliest_s is not None
+    assert refused.earliest_s > 2 * HOUR
+    assert isinstance(answer(new, table(lost, cluster="1x2", now=100.0)), Admitted)
+
+
 def test_without_elasticity_jobs_get_what_they_ask_for_or_nothing() -> None:
     rows = table(job("a", HOUR, 9 * HOUR, gpus=2), job("b", HOUR, 8 * HOUR, gpus=4), cluster="1x4")
     assert shares(rows, "edf-admission") == [0, 4]
@@ -421,4 +474,4 @@ def test_the_reason_tells_the_promise_from_the_rest() -> None:
     assert policy.explain(rows, 0, 0, 1) == "1 device now keeps its deadline"
     assert policy.explain(rows, 0, 0, 4) == "1 device now keeps its deadline; further ones bring most here"
     assert policy.explain(rows, 1, 0, 1).startswith("best effort")
-    assert "can not be met any more" in policy.explain(rows, 2, 0, 0)
+    assert "can not be met with the devices there are" in policy.explain(rows, 2, 0, 0)

@@ -35,6 +35,16 @@ def test_who_loses_least_is_stopped_when_there_is_no_other_way() -> None:
     assert set(lend(4, SLOTS, kept, busy=SLOTS)) == {"n/2", "n/3", "n/4", "n/5"}
 
 
+def test_of_promised_jobs_the_one_with_most_time_to_spare_is_stopped() -> None:
+    jobs = [
+        holder("late", 0, 1, fewest=2, promised=True, slack_s=-30.0),
+        holder("tight", 2, 3, fewest=2, promised=True, slack_s=20.0, loss_s=0.0),
+        holder("easy", 4, 5, fewest=2, promised=True, slack_s=200.0, loss_s=50.0),
+    ]
+    assert set(lend(2, SLOTS, jobs, busy=SLOTS)) == {"n/4", "n/5"}
+    assert set(lend(4, SLOTS, jobs, busy=SLOTS)) == {"n/2", "n/3", "n/4", "n/5"}
+
+
 def test_all_there_are_is_the_most_that_can_be_lent() -> None:
     assert set(lend(9, SLOTS, [holder("a", 0, 1, 2, 3, 4, 5)], busy=SLOTS)) == set(SLOTS)
 

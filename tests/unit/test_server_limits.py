@@ -3,7 +3,7 @@
 import pytest
 
 from concertina.cluster.mirror import Job
-from concertina.cluster.records import JobRequest, JobState, User
+from concertina.cluster.records import JobRequest, JobState, Spent, User
 from concertina.core.job import JobPhase
 from concertina.server.errors import ApiError
 from concertina.server.limits import Usage, check_quota, usage_of
@@ -25,6 +25,8 @@ def test_usage_counts_live_jobs_of_the_user_and_those_on_their_way_once() -> Non
     ]
     pending = [request("1"), request("4", most=2), request("5", user="b")]
     assert usage_of("a", jobs, pending) == Usage(jobs=2, slots=6, gpu_hours=1.5)
+    forgotten = Spent(user="a", service_s=7200.0)
+    assert usage_of("a", jobs, pending, forgotten) == Usage(jobs=2, slots=6, gpu_hours=3.5)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from concertina.cli import jobs, nodes, submit, up, users
+from concertina.cli import jobs, nodes, prune, submit, up, users
 from concertina.cli.shared import PANEL
 
 
@@ -26,5 +26,6 @@ def register(app: typer.Typer, for_the_script: dict[str, Any]) -> None:
     add(nodes.nodes, nodes.NODES_HELP)
     add(nodes.drain, nodes.DRAIN_HELP)
     add(nodes.reclaim, nodes.RECLAIM_HELP)
+    add(prune.prune, prune.PRUNE_HELP)
     add(up.down, up.DOWN_HELP)
     users.register(app)

@@ -45,6 +45,7 @@ class UpSettings:
     slots: int = 0  # 0: what this machine has
     policy: str = "concertina"
     backend: str = "local"
+    keep_jobs: int = 1000  # that have ended; 0: all
     token_needed: bool = False
 
 
@@ -203,6 +204,7 @@ class Serving:
             open_backend(settings),
             policy=settings.policy,
             log=settings.state / "controller.log",
+            keep_jobs=settings.keep_jobs,
         )
         self._stack.callback(self.controller.close)
         self.controller.start()

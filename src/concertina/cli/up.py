@@ -61,6 +61,9 @@ Host = Annotated[str, typer.Option("--host", help="Address to listen on. Any but
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any that is free.")]
 PolicyName = Annotated[str, typer.Option("--policy", help="See `concertina policies`.")]
 BackendName = Annotated[str, typer.Option("--backend", help="local: this machine. ray: the machines of a Ray cluster.")]
+KeepJobs = Annotated[
+    int, typer.Option("--keep-jobs", min=0, help="Jobs that have ended to remember, the newest; 0: all.")
+]
 Demo = Annotated[bool, typer.Option("--demo", help=f"Start with some real jobs, on {DEMO_SLOTS} slots.")]
 Open = Annotated[bool, typer.Option("--open/--no-open", help="Open the dashboard in a browser.")]
 
@@ -73,10 +76,11 @@ def up(
     port: Port = DEFAULT_PORT,
     policy: PolicyName = "concertina",
     backend: BackendName = "local",
+    keep_jobs: KeepJobs = 1000,
     demo: Demo = False,
     browse: Open = False,
 ) -> None:
-    settings = read_settings(slots, state, store, host, port, policy, backend, demo)
+    settings = read_settings(slots, state, store, host, port, policy, backend, keep_jobs, demo)
     screen = console()
     asked = _on_signals()
     serving = Serving(settings)
@@ -96,7 +100,15 @@ def up(
 
 
 def read_settings(
-    slots: int, state: Path | None, store: str, host: str, port: int, policy: str, backend: str, demo: bool
+    slots: int,
+    state: Path | None,
+    store: str,
+    host: str,
+    port: int,
+    policy: str,
+    backend: str,
+    keep_jobs: int,
+    demo: bool,
 ) -> UpSettings:
     from concertina.policies.registry import policy_named
 
@@ -112,6 +124,7 @@ def read_settings(
         slots=slots or (DEMO_SLOTS if demo else 0),
         policy=policy,
         backend=backend,
+        keep_jobs=keep_jobs,
         token_needed=not _is_loopback(host),
     )
 

@@ -53,6 +53,11 @@ def answer(ask: Ask, standing: Standing) -> Outcome:
             return _reclaim(ask, standing)
         case Op.RETURN:
             return _return(ask, standing)
+        case Op.PRUNE:
+            cluster = replace(
+                standing.cluster, prune_before_s=max(standing.cluster.prune_before_s, standing.now - ask.number)
+            )
+            return _done(ask, "their records, logs and checkpoints are removed, a few at a time", cluster)
         case Op.DOWN:
             cluster = replace(standing.cluster, going_down=True, down_s=standing.now)
             return _done(ask, "all jobs are suspended, their state kept; then the cluster ends", cluster)

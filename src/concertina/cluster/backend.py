@@ -21,6 +21,7 @@ from concertina.cluster.keeper_start import (
     start_ticks,
 )
 from concertina.cluster.records import JobState, Keeper, NodeState
+from concertina.cluster.trash import Trash
 
 NODE = "local"
 CPU = "cpu"
@@ -51,6 +52,10 @@ class ClusterBackend(Protocol):
         """Kill what is left of a job's keeper and of its workers."""
         ...
 
+    def discard(self, job: str) -> bool:
+        """Remove all files of a job that has ended; False if anything still runs there."""
+        ...
+
     def close(self) -> None:
         """Keepers stay."""
         ...
@@ -66,6 +71,7 @@ class LocalCluster:
         self._node = NodeState(id=NODE, device_type=device_type, slots=slots, devices=devices)
         self._started: dict[str, tuple[int, int]] = {}  # job -> attempt, pid: of keepers that are our children
         self._children: dict[int, str] = {}
+        self._trash = Trash(state_dir / "trash")
 
     @classmethod
     def open(cls, store: str, state_dir: Path, slots: int = 0) -> "LocalCluster":
@@ -101,8 +107,15 @@ class LocalCluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def discard(self, job: str) -> bool:
+        if is_held(self._state_dir, job):
+            return False
+        self._trash.take(job_folder(self._state_dir, job))
+        return True
+
     def close(self) -> None:
         self._reap()
+        self._trash.close()
 
     def _reap(self) -> None:
         """Children that have ended leave the kernel's table, and ours; other children are not our business."""

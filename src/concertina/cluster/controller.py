@@ -22,7 +22,8 @@ from concertina.cluster.codec import dump, load
 from concertina.cluster.controller_log import JsonLog
 from concertina.cluster.curves import kind_of
 from concertina.cluster.mirror import Mirror
-from concertina.cluster.records import ClusterState, JobRequest, JobSeen, JobState
+from concertina.cluster.prune import AT_ONCE, KEEP, counted_in, forgettable
+from concertina.cluster.records import ClusterState, JobRequest, JobSeen, JobState, Op, Spent
 from concertina.cluster.slots import keeper_is_over
 from concertina.cluster.turn import decide
 from concertina.cluster.turn_types import Decision, Facts, Memory
@@ -44,6 +45,7 @@ STUCK_SECONDS = 30.0  # a controller whose turn takes longer gives its office up
 GOAL_MS = 60.0  # of a round; admissions wait for the next one where more would take longer
 WRITE_GOAL_MS = 400.0  # of writing it down: meanwhile nobody else is heard
 MOST_ADMISSIONS = 200
+LOOK_SECONDS = 10.0  # between two looks for jobs to be forgotten
 
 
 @dataclass(slots=True)
@@ -57,6 +59,10 @@ class Books:
     promise_most: int = 2
     missing: dict[str, float] = field(default_factory=dict)  # job -> since when its keeper holds no lease
     asked: set[str] = field(default_factory=set)  # asks that were answered; the mirror may still show them
+    old: list[str] = field(default_factory=list)  # jobs to be forgotten, the oldest first
+    looked_s: float = -LOOK_SECONDS  # when it was last looked which these are
+    headless: list[str] = field(default_factory=list)  # jobs of which only the state is left
+    spent: dict[str, Spent] = field(default_factory=dict)  # by user, as we wrote it: newer than the mirror's
 
 
 class Controller:
@@ -71,10 +77,11 @@ class Controller:
         policy: str = "concertina",
         log: Path | None = None,
         ttl_s: float = TTL_SECONDS,
+        keep_jobs: int = KEEP,
     ) -> None:
-        """`mirror` is started and closed by whoever made it."""
+        """`mirror` is started and closed by whoever made it. `keep_jobs`: that have ended, the newest; 0: all."""
         self._open, self._mirror, self._backend, self._ttl_s = open_store, mirror, backend, ttl_s
-        self._policy_name = policy
+        self._policy_name, self._keep_jobs = policy, keep_jobs
         self._policy: Policy = live_policy(policy)
         self._log = JsonLog(log)
         self._name = holder_name()
@@ -167,7 +174,12 @@ class Controller:
             memory=Memory(cluster=cluster, live=live, notes=notes.levels, reserved=notes.reserved),
             ended={job: state.phase for job, state in states.items() if job not in live},
             written=Written(states=dict(live)),
+            headless=[job for job, state in states.items() if state.phase.is_end and self._has_no_request(store, job)],
         )
+
+    def _has_no_request(self, store: Store, job: str) -> bool:
+        """The mirror may be behind: the store's word counts."""
+        return job not in self._mirror.requests and store.get(keys.REQUESTS + job) is None
 
     def _at_rest(self, state: JobState) -> bool:
         seen = self._mirror.seen(state.id)
@@ -189,8 +201,41 @@ class Controller:
             self._backend.end_keeper(job)
         for line in decision.lines:
             self._log.write(line.event, job=line.job, reason=line.reason, workers=line.workers)
+        self._forget_old(leadership, books, facts)
         if books.memory.cluster.going_down and self._is_quiet(books.memory):
             self.is_down.set()
+
+    def _forget_old(self, leadership: Leadership, books: Books, facts: Facts) -> None:
+        """Jobs that ended long ago, a few in each turn."""
+        now = time.monotonic()
+        if any(ask.op is Op.PRUNE for ask in facts.asks):
+            books.old, books.looked_s = [], now - LOOK_SECONDS
+        if not books.old and now - books.looked_s >= LOOK_SECONDS:
+            books.looked_s = now
+            known = [job.state for job in map(self._mirror.job, books.ended) if job is not None]
+            before_s = books.memory.cluster.prune_before_s
+            books.old = forgettable(known, time.time(), keep=self._keep_jobs, before_s=before_s)
+        few, books.old = books.old[:AT_ONCE], books.old[AT_ONCE:]
+        for name in few:
+            self._forget(leadership, books, name)
+        while books.headless:  # whoever was in office before us died in the middle of that
+            leadership.delete_fenced(keys.STATES + books.headless.pop())
+
+    def _forget(self, leadership: Leadership, books: Books, name: str) -> None:
+        """Its state last: without a request it is no job, without a state it would be a new one."""
+        job = self._mirror.job(name)
+        if job is None or job.keeper is not None or not self._backend.discard(name):
+            return
+        user = job.request.user
+        spent = counted_in(books.spent.get(user) or self._mirror.spent(user), user, job.state)
+        leadership.put_fenced(keys.SPENT + user, dump(spent))
+        books.spent[user] = spent
+        if job.request.idempotency:
+            leadership.delete_fenced(keys.submission_key(user, job.request.idempotency))
+        for prefix in (keys.REQUESTS, keys.SEEN, keys.STATES):
+            leadership.delete_fenced(prefix + name)
+        del books.ended[name]
+        self._log.write("forgotten", job=name, reason="it ended long ago, and newer ones are kept")
 
     def _is_quiet(self, memory: Memory) -> bool:
         return not any(

@@ -1,8 +1,9 @@
 """Which slots are taken from whom when nodes go or somebody else wants slots back. Pure.
 
 `lend` chooses slots to give away: free ones first, then from jobs without a promise before those with one, from the
-largest share first, and only when all are at their fewest from the job that loses least. `evict` takes from jobs what
-they may not use any more.
+largest share first. Only when all are at their fewest a job is stopped: of those without a promise the one that loses
+least, else the one with most time to spare, so that the same promise does not pay every time. `evict` takes from jobs
+what they may not use any more.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ class Holder:
     slots: tuple[str, ...]
     fewest: int = 1
     promised: bool = False
+    slack_s: float = 0.0  # of a promised job: how much earlier than promised it would be done with what it has
     loss_s: float = 0.0  # work that would have to be done again if it were stopped
 
 
@@ -56,7 +58,11 @@ def _next(rests: Sequence[_Rest]) -> _Rest:
     if able:
         return min(able, key=lambda rest: (rest.holder.promised, -len(rest.slots), rest.holder.id))
     left = [rest for rest in rests if rest.slots]
-    return min(left, key=lambda rest: (rest.holder.promised, rest.holder.loss_s, rest.holder.id))
+    return min(left, key=lambda rest: _cost_of_stopping(rest.holder))
+
+
+def _cost_of_stopping(holder: Holder) -> tuple[bool, float, float, str]:
+    return holder.promised, -holder.slack_s if holder.promised else 0.0, holder.loss_s, holder.id
 
 
 def take_back(number: int, lent: Sequence[str]) -> tuple[str, ...]:

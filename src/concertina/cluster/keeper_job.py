@@ -83,6 +83,7 @@ class KeptJob:
         self._asked = 0.0
         self._refused_until = 0.0
         self._interrupted: float | None = None
+        self._trains_s = 0.0
         self.asked_to_end: float | None = None
         book.begin()
         settings = settings_of(request, folder, len(state.slots))
@@ -211,6 +212,8 @@ class KeptJob:
     def _note(self, event: Mapping[str, Any]) -> None:
         self._tell(event)
         self._book.note(event)
+        if self._book.trains and not self._trains_s:
+            self._trains_s = round(time.time(), 3)
         kind = event["event"]
         if kind in ("generation_started", "change_abandoned"):
             self._leaving.clear()  # whoever still has to go is asked again, which does no harm
@@ -253,6 +256,7 @@ class KeptJob:
             epoch=book.epoch,
             epochs=book.epochs,
             total_steps=book.total_steps,
+            trains_s=self._trains_s,
             checkpoint_step=book.checkpoint_step,
             values=book.values,
             speeds=dict(book.meter.speeds),

@@ -12,8 +12,11 @@
 | `curves/KEY` | the controller: how fast a kind of job is |
 | `users/NAME` | the interface: a user's token (hashed) and limits |
 | `submissions/HASH` | the interface, once: which job an idempotency key stands for |
+| `spent/USER` | the controller: what a user's forgotten jobs have received |
 | `cluster` | the controller: policy, slots lent back |
 """
+
+import hashlib
 
 REQUESTS = "requests/"
 STATES = "states/"
@@ -25,8 +28,14 @@ ANSWERS = "answers/"
 CURVES = "curves/"
 USERS = "users/"
 SUBMISSIONS = "submissions/"
+SPENT = "spent/"
 CLUSTER = "cluster"
 CONTROLLER = "controller"  # the name of the office that controllers stand for
+
+
+def submission_key(user: str, idempotency: str) -> str:
+    """Where it is noted which job a user's idempotency key stands for."""
+    return SUBMISSIONS + hashlib.sha256(f"{user}\0{idempotency}".encode()).hexdigest()
 
 
 def job_of(key: str) -> str:

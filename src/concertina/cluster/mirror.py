@@ -23,6 +23,7 @@ from concertina.cluster.records import (
     Keeper,
     NodeState,
     Reply,
+    Spent,
     User,
 )
 from concertina.core.errors import HistoryGone, StoreError
@@ -41,6 +42,7 @@ KINDS: dict[str, type[Any]] = {
     keys.ASKS: Ask,
     keys.ANSWERS: Reply,
     keys.USERS: User,
+    keys.SPENT: Spent,
 }
 
 
@@ -147,6 +149,9 @@ class Mirror:
 
     def reply(self, ask_id: str) -> Reply | None:
         return self._tables[keys.ANSWERS].get(ask_id)
+
+    def spent(self, user: str) -> Spent | None:
+        return self._tables[keys.SPENT].get(user)
 
     def users(self) -> list[User]:
         with self._changed:

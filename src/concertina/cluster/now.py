@@ -10,10 +10,12 @@ from concertina.cluster.settle import known_work
 from concertina.cluster.views import (
     ASSUMED_SECONDS,
     Live,
+    at_cost,
     live_policy,
     readable,
     snapshot_of,
     spec_of,
+    start_seconds,
     total_slots,
     written_notes,
 )
@@ -45,9 +47,10 @@ def moment_now(mirror: Mirror, now: float, *, budget_ms: float = 300.0) -> Momen
     live = [Live(request=j.request, state=j.state, seen=j.seen) for j in jobs if not j.state.phase.is_end]
     shown = [job for job in live if job.state.profiling or job.state.curve in stored]
     slots = total_slots(nodes)
-    policy = live_policy(cluster.policy)
+    start_s = start_seconds(cluster.starts)
+    policy = at_cost(live_policy(cluster.policy), start_s)
     specs = {job.id: spec_of(job, stored, slots, gang=policy.admission in GANGS) for job in shown}
-    snapshot = snapshot_of(shown, specs, nodes, written_notes(job.state for job in shown), now)
+    snapshot = snapshot_of(shown, specs, nodes, written_notes(job.state for job in shown), now, start_s)
     if snapshot is None:
         raise QuestionError("the cluster has no slots: ask again when a node is there")
     own = {job.id: job.state.speeds for job in shown if job.state.speeds}

@@ -84,6 +84,8 @@ class JobState:
     reserved: Reserved = ()  # all three: what the policy noted, for its next round
     releasing: tuple[str, ...] = ()  # taken away; the keeper has not said yet that nothing runs there
     attempt_s: float = 0.0  # when the last keeper was started
+    begun_s: float = 0.0  # when it was last given slots after it had none
+    trains_s: float = 0.0  # since when it trains on them; 0: it is still on its way to its first step
     speeds: dict[int, float] = field(default_factory=dict)  # of this very job, as the policy is told (steps/s)
     failures: int = 0  # keepers that ended without being asked to, since it last made progress
     failed_at: float = 0.0  # the step at which that was
@@ -92,6 +94,11 @@ class JobState:
     exit: int | None = None
     error: str = ""
     history: tuple[Change, ...] = ()  # the newest hundred
+
+    @property
+    def started_s(self) -> float:
+        """When its way to its first step on these slots began: with the slots, or with another keeper."""
+        return max(self.begun_s, self.attempt_s)
 
 
 class Activity(StrEnum):
@@ -126,6 +133,7 @@ class JobSeen:
     epoch: int = 0
     epochs: int = 0  # planned by the script; 0: not known
     total_steps: int = 0  # that the script will make, as far as it can be told; 0: not known
+    trains_s: float = 0.0  # since when, without having been suspended; 0: not yet
     checkpoint_step: int = 0  # of the newest whole checkpoint
     values: dict[str, float] = field(default_factory=dict)  # what the script logged last
     speeds: dict[int, float] = field(default_factory=dict)  # steps/s by number of workers, as measured
@@ -184,6 +192,7 @@ class Op(StrEnum):
     UNDRAIN = "undrain"
     RECLAIM = "reclaim"  # number of slots wanted back, on top of those already lent
     RETURN = "return"  # number of slots given again; 0: all
+    PRUNE = "prune"  # forget jobs that ended so many seconds ago
     DOWN = "down"  # suspend everything
 
 
@@ -219,7 +228,9 @@ class ClusterState:
     down_s: float = 0.0  # when that was asked for: a controller started later takes it back
     lent: tuple[str, ...] = ()  # slots reclaimed for somebody else, in the order in which they were taken
     drained: tuple[str, ...] = ()  # nodes that are to be left
+    prune_before_s: float = 0.0  # jobs that ended before are to be forgotten
     asks_done: tuple[str, ...] = ()  # the newest: so that none is done twice after a crash
+    starts: tuple[float, ...] = ()  # seconds from slots to the first step, of the newest jobs that were started
     rounds: int = 0
     round_ms: float = 0.0  # of the last one: deciding
     write_ms: float = 0.0  # and writing it down
@@ -237,3 +248,12 @@ class User:
     max_jobs: int = 0  # that have not ended; 0: no limit, as below
     max_slots: int = 0  # that all of these could have together
     max_gpu_hours: float = 0.0  # slot-hours received by all jobs ever
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a user's jobs had received that are forgotten by now."""
+
+    user: str
+    service_s: float = 0.0  # slot-seconds
+    jobs: tuple[str, ...] = ()  # the last that were counted in

@@ -47,6 +47,8 @@ def change(
         releasing=in_order({*state.releasing, *state.slots} - {*after}),
         waiting_since_s=None if after else (now if state.slots else state.waiting_since_s),
         first_start_s=now if after and state.first_start_s is None else state.first_start_s,
+        begun_s=now if after and not state.slots else state.begun_s,
+        trains_s=state.trains_s if after and state.slots else 0.0,
         ended_s=now if phase.is_end else None,
         profiling=state.profiling and not phase.is_end,
         reserved=() if phase.is_end else state.reserved,
@@ -80,9 +82,10 @@ def _accounted(state: JobState, now: float) -> JobState:
 
 def _progressed(state: JobState, seen: JobSeen, job: Live) -> JobState:
     work = known_work(job.request.steps, seen.total_steps) or state.work
-    if float(seen.step) == state.done and work == state.work:
+    trains_s = seen.trains_s if state.slots and seen.trains_s >= state.started_s else 0.0
+    if (float(seen.step), work, trains_s) == (state.done, state.work, state.trains_s):
         return state
-    return replace(state, done=float(seen.step), work=work)
+    return replace(state, done=float(seen.step), work=work, trains_s=trains_s)
 
 
 def known_work(steps: int, total_steps: int) -> float | None:
@@ -144,7 +147,7 @@ def _failures(state: JobState) -> int:
 
 def restarted(state: JobState, now: float) -> JobState:
     """The job with a new attempt, after its keeper vanished or because it has slots again."""
-    return replace(state, attempt=state.attempt + 1, attempt_s=now, settled_s=state.settled_s or now)
+    return replace(state, attempt=state.attempt + 1, attempt_s=now, trains_s=0.0, settled_s=state.settled_s or now)
 
 
 def unheard(job: Live) -> bool:

@@ -94,6 +94,8 @@ def _settle(books: Books) -> None:
             continue
         job = books.live(job_id)
         after = settle.settled(job, books.now, gone=job_id in books.facts.gone)
+        if after.trains_s and not state.trains_s:
+            books.started(after.trains_s - after.started_s)
         job = replace(job, state=after)
         if (after.slots, after.phase, after.releasing) != (state.slots, state.phase, state.releasing):
             books.keep(after)
@@ -133,7 +135,7 @@ def _correct(books: Books, job: Live) -> None:
 
 def _evict(books: Books) -> None:
     nodes = {node.id: node for node in books.nodes}
-    for eviction in evict(books.holders(), nodes):
+    for eviction in evict(books.holders(weighed=False), nodes):
         books.give(eviction.job, eviction.slots, eviction.reason, settle.HURRIED_SECONDS)
     lent = set(books.cluster.lent)
     for state in list(books.states.values()) if lent else ():

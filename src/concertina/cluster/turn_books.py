@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from concertina.cluster.curves import corrected, points
 from concertina.cluster.evict import Holder
 from concertina.cluster.records import ClusterState, Curve, JobState, NodePhase, NodeState, Reply
 from concertina.cluster.settle import PATIENT_SECONDS, change
@@ -10,6 +11,8 @@ from concertina.cluster.slots import index_of, node_of, occupied
 from concertina.cluster.turn_types import Facts, Line, Memory
 from concertina.cluster.views import Live
 from concertina.core.job import JobPhase
+
+STARTS = 16  # of which it is remembered how long they took
 
 
 class Books:
@@ -57,14 +60,16 @@ class Books:
                 found |= {*state.slots, *self.occupied(job_id)}
         return frozenset(found)
 
-    def holders(self) -> list[Holder]:
+    def holders(self, *, weighed: bool = True) -> list[Holder]:
+        """Who has slots; with what it would cost to take them away, where that is asked for."""
         return [
             Holder(
                 id=job.id,
                 slots=job.state.slots,
                 fewest=job.fewest,
                 promised=job.state.promised_s is not None,
-                loss_s=unsaved_s(job),
+                slack_s=slack_s(job, self.curves.get(job.state.curve), self.now) if weighed else 0.0,
+                loss_s=unsaved_s(job) if weighed else 0.0,
             )
             for job in self._in_order(state for state in self.states.values() if state.slots)
         ]
@@ -98,6 +103,10 @@ class Books:
     def refuse(self, state: JobState, reason: str) -> None:
         self.keep(change(state, self.now, reason, phase=JobPhase.REJECTED))
 
+    def started(self, seconds: float) -> None:
+        """So long it took a job from its slots to its first step."""
+        self.cluster = replace(self.cluster, starts=(*self.cluster.starts, round(seconds, 2))[-STARTS:])
+
     def learn(self, curve: Curve) -> None:
         self.curves[curve.key] = self.stored[curve.key] = curve
 
@@ -117,6 +126,16 @@ def nodes_now(nodes: tuple[NodeState, ...], cluster: ClusterState) -> tuple[Node
         taken = [index for index in lent.get(node.id, ()) if index < node.slots]
         found.append(replace(node, lent=tuple(sorted(taken))))
     return tuple(found)
+
+
+def slack_s(job: Live, kind: Curve | None, now: float) -> float:
+    """How much earlier than promised a job would be done with the slots it has; below zero: later."""
+    state = job.state
+    if state.promised_s is None or state.work is None:
+        return 0.0
+    speeds = points(corrected(kind.speeds if kind else {}, state.speeds), len(state.slots))
+    speed = speeds.get(len(state.slots), 0.0)
+    return state.promised_s - now - max(state.work - state.done, 0.0) / speed if speed else 0.0
 
 
 def unsaved_s(job: Live) -> float:

@@ -6,11 +6,23 @@ from dataclasses import replace
 from concertina.cluster import profiling
 from concertina.cluster.curves import NOTABLE, merged
 from concertina.cluster.grants import Holding, Nodes, grant
+from concertina.cluster.hold import Seat, held_until, steady
 from concertina.cluster.records import Curve, JobState, NodeState
 from concertina.cluster.settle import change, known_work
 from concertina.cluster.slots import counted, listed, node_of, usable
 from concertina.cluster.turn_books import Books
-from concertina.cluster.views import Live, Notes, curves_of, readable, snapshot_of, spec_of, total_slots
+from concertina.cluster.views import (
+    Live,
+    Notes,
+    at_cost,
+    curves_of,
+    moment,
+    readable,
+    snapshot_of,
+    spec_of,
+    start_seconds,
+    total_slots,
+)
 from concertina.core.errors import ConcertinaError
 from concertina.core.job import JobPhase, JobSpec, Reserved
 from concertina.core.plan import Admitted, Plan
@@ -25,7 +37,8 @@ class PolicyRound:
     """One round. `hold` does it all; afterwards the policy's notes are here."""
 
     def __init__(self, books: Books, policy: Policy) -> None:
-        self.books, self.policy = books, policy
+        self.start_s = start_seconds(books.cluster.starts)
+        self.books, self.policy = books, at_cost(policy, self.start_s)
         before = books.before
         self.notes: Mapping[str, tuple[int, float]] = before.notes
         self.reserved: Mapping[str, Reserved] = before.reserved
@@ -50,9 +63,28 @@ class PolicyRound:
         self._admit(plan)
         targets: dict[str, Nodes] = {job: nodes for job, nodes in plan.placement.nodes.items() if nodes}
         reasons = {action.job_id: readable(action.reason) for action in plan.actions}
+        wake_s = self._hold_the_new(ready, targets, reasons, plan.wake_s)
         self._borrow([job for job in ready if job.state.profiling], targets, reasons)
         self._grant(targets, reasons)
-        return plan.wake_s
+        return wake_s
+
+    def _hold_the_new(
+        self, ready: list[Live], targets: dict[str, Nodes], reasons: dict[str, str], wake_s: float | None
+    ) -> float | None:
+        """Nobody is stopped for a job without a promise right after it was started. When to ask again."""
+        states, start_s = self.books.states, self.start_s
+        seats = [_seat(job, states[job.id], start_s) for job in ready if job.id in targets or job.state.slots]
+        found = steady(targets, seats, usable(self.books.nodes), self.books.now)
+        if not found.stay:
+            return wake_s
+        targets.clear()
+        targets.update(found.targets)
+        for job_id, until in found.stay.items():
+            reasons[job_id] = f"it was started only just now: it keeps its slots until {moment(until)} at least"
+            wake_s = until if wake_s is None else min(wake_s, until)
+        for job_id, other in found.wait.items():
+            reasons[job_id] = f"{other} was started only just now and keeps its slots for a while"
+        return wake_s
 
     # -- jobs that nobody knows yet ----------------------------------------------------------------------------------
 
@@ -165,7 +197,7 @@ class PolicyRound:
         specs = {job_id: spec for job_id, (_, spec) in self.specs.items()}
         try:
             notes = Notes(levels=self.notes, reserved=self.reserved)
-            snapshot = snapshot_of(ready, specs, books.nodes, notes, books.now)
+            snapshot = snapshot_of(ready, specs, books.nodes, notes, books.now, self.start_s)
             if snapshot is None:
                 return None
             plan = run_round(snapshot, self.policy, curves_of(ready, books.curves, self.slots))
@@ -227,6 +259,17 @@ class PolicyRound:
     def _from(self, job_id: str) -> str:
         others = [other for other, s in self.books.states.items() if s.releasing and other != job_id]
         return f" from {listed(others)}" if others else ""
+
+
+def _seat(job: Live, state: JobState, start_s: float) -> Seat:
+    new = state.phase is not JobPhase.SUBMITTED and bool(state.slots)
+    return Seat(
+        id=job.id,
+        slots=state.slots,
+        fewest=job.fewest,
+        promised=state.promised_s is not None or state.profiling,
+        held_s=held_until(state.started_s, start_s) if new else None,
+    )
 
 
 def largest_share(nodes: Sequence[NodeState], policy: Policy) -> int:

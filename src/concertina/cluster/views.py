@@ -15,10 +15,10 @@ from concertina.policies.base import Policy
 from concertina.policies.filling import ChangeCost
 from concertina.policies.registry import policy_named
 
-SPARE_SECONDS = 10.0  # before a deadline: workers may once be started anew at the worst moment
-START_COST = ChangeCost(
-    flat_s=5.0, doubling_s=0.0
-)  # a start from a checkpoint; growing and shrinking cost next to nothing
+SPARE_SECONDS = 10.0  # before a deadline at least: workers may once be started anew at the worst moment
+CHANGE_SECONDS = 5.0  # that a change of workers counts as: next to nothing, and something for what nobody foresees
+START_SECONDS = 5.0  # from slots to the first step, where no start was measured yet
+MOST_START_SECONDS = 120.0  # that a start counts as, whatever was measured
 ASSUMED_SECONDS = 600.0  # of work on one worker, where nobody knows how much there is
 _EPOCH_SECONDS = re.compile(r"\b(\d{10}) s\b")
 
@@ -51,7 +51,21 @@ class Live:
 
 def live_policy(name: str) -> Policy:
     """The policy of that name on the terms of a live cluster."""
-    return on_terms(policy_named(name), spare_s=SPARE_SECONDS, cost=START_COST)
+    return at_cost(policy_named(name), START_SECONDS)
+
+
+def at_cost(policy: Policy, start_s: float) -> Policy:
+    """A policy with promises that count what a start costs here."""
+    cost = ChangeCost(flat_s=CHANGE_SECONDS, doubling_s=0.0, start_s=max(start_s - CHANGE_SECONDS, 0.0))
+    return on_terms(policy, spare_s=max(SPARE_SECONDS, start_s), cost=cost)
+
+
+def start_seconds(starts: Sequence[float]) -> float:
+    """What a start costs, by those that were measured: three of four take no longer."""
+    if not starts:
+        return START_SECONDS
+    ordered = sorted(starts)
+    return float(min(max(ordered[len(ordered) * 3 // 4], START_SECONDS), MOST_START_SECONDS))
 
 
 def cluster_of(nodes: Iterable[NodeState]) -> tuple[Cluster | None, frozenset[str]]:
@@ -155,7 +169,10 @@ def written_notes(states: Iterable[JobState]) -> Notes:
     )
 
 
-def view_of(job: Live, spec: JobSpec, type_of: Mapping[str, str], notes: Notes) -> JobView:
+def view_of(
+    job: Live, spec: JobSpec, type_of: Mapping[str, str], notes: Notes, start_s: float = START_SECONDS
+) -> JobView:
+    """`start_s`: what a start is believed to take; a job that has not come to its first step has that before it."""
     state = job.state
     level, stamp, reserved = notes.of(job.id)
     slots: Sequence[str] = state.slots
@@ -173,6 +190,7 @@ def view_of(job: Live, spec: JobSpec, type_of: Mapping[str, str], notes: Notes) 
         executed_s=state.executed_s,
         waiting_since_s=None if slots else state.waiting_since_s or job.request.submitted_s,
         first_start_s=state.first_start_s,
+        resumes_s=state.started_s + start_s if slots and not state.trains_s else None,
         promised_s=state.promised_s,
         level=level,
         stamp=stamp,
@@ -186,13 +204,14 @@ def snapshot_of(
     nodes: Sequence[NodeState],
     notes: Notes,
     now: float,
+    start_s: float = START_SECONDS,
 ) -> Snapshot | None:
     """All that a round may know; None: there is no node. Jobs in order of submission."""
     cluster, down = cluster_of(nodes)
     if cluster is None:
         return None
     type_of = {node.id: node.device_type for node in nodes}
-    views = tuple(view_of(job, specs[job.id], type_of, notes) for job in jobs)
+    views = tuple(view_of(job, specs[job.id], type_of, notes, start_s) for job in jobs)
     return Snapshot(now=now, cluster=cluster, jobs=views, down=down)
 
 

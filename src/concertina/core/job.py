@@ -137,6 +137,8 @@ class JobView:
     waiting_since_s: float | None = None
     """When it last lost its devices (or was submitted). None while it holds some."""
     first_start_s: float | None = None
+    resumes_s: float | None = None
+    """When it is expected to make its first step on what it holds. None, or in the past: it trains."""
     promised_s: float | None = None
     """The deadline that admission promised."""
     level: int = 0

@@ -174,7 +174,7 @@ class ConcertinaPolicy:
             order = sorted(
                 [*outlook.entries, *some], key=lambda entry: (entry.row not in first, entry.deadline, entry.row)
             )
-            plan = arrange_within(table, order, terms, bounds)
+            plan = arrange_within(table, order, terms, bounds, outlook.late)
             if plan is not None:
                 return plan
             needy, short = needy[: len(needy) // 4], short[: len(short) // 4]
@@ -194,11 +194,13 @@ class ConcertinaPolicy:
         return found
 
     def _bounds(self, crowd: Crowd, outlook: Outlook) -> dict[int, float]:
-        """When promised jobs have to be done: with all their spare left, or no later than they are without wishes."""
+        """When promised jobs have to be done: with all their spare left, or no later than they are without wishes.
+
+        So with those that are late: a promise that was lost, with nodes or slots, comes before all wishes.
+        """
         return {
             row: max(self.terms.due(crowd.table.now, crowd.deadlines[row]), share.finish_s)
             for row, share in outlook.shares.items()
-            if row not in outlook.late
         }
 
     def _loose(self, crowd: Crowd, needy: Sequence[int], free: Sequence[int]) -> dict[int, Climber]:

@@ -33,6 +33,8 @@ class Counter:
         self._known: Outlook | None = None
         self.plan: Outlook | None = None
         """How all can be in time, once a deadline was found that can be promised."""
+        if any(entry.lost for entry in self.entries):
+            self.entries = [self._no_later(entry) for entry in self.entries]
 
     def refusal(self, deadline: float) -> str:
         """Why this deadline can not be promised to the newcomer; empty if it can."""
@@ -72,7 +74,7 @@ class Counter:
         """Seconds the newcomer takes if it gets all it can use and turns out slow."""
         tops = [ladder for ladder in self.claim.ladders if ladder is not None and ladder.top]
         runs = [self.claim.left / top.speeds[-1] * (1.0 + self.terms.headroom) for top in tops]
-        return min((run + top.pauses[-1] for run, top in zip(runs, tops, strict=True)), default=math.inf)
+        return min((run + top.pauses[-1] + top.start_s for run, top in zip(runs, tops, strict=True)), default=math.inf)
 
     def _refusal(self, deadline: float, entries: list[Entry], terms: Terms) -> str:
         newcomer = Entry(self.claim, -1, deadline, (terms.due(self.table.now, deadline),), 0)
@@ -107,6 +109,13 @@ class Counter:
             replace(entry, dues=(self._finish(entry) + 0.001,)) if entry.dues[0] < self._finish(entry) else entry
             for entry in self.entries
         ]
+
+    def _no_later(self, entry: Entry) -> Entry:
+        """A promise that is lost already, as one that no newcomer may make later still."""
+        finish = self._finish(entry)
+        if not entry.lost or math.isinf(finish):
+            return entry
+        return replace(entry, deadline=finish, dues=(finish + 0.001,), lost=False)
 
     def _finish(self, entry: Entry) -> float:
         share = self._today().shares.get(entry.row)

@@ -40,7 +40,7 @@ def loose_rows(table: Table) -> Ints:
 def wished(table: Table, rows: Ints, total_s: Floats, rest_s: Floats, terms: Terms) -> Floats:
     """Deadlines with all that a promise allows for, for jobs that take so long in all and from now on."""
     end = np.maximum(table.submit[rows] + total_s, table.now + rest_s)
-    pause = terms.cost.flat_s + terms.cost.doubling_s * np.log2(np.maximum(table.gpus[rows], 1))
+    pause = terms.cost.flat_s + terms.cost.start_s + terms.cost.doubling_s * np.log2(np.maximum(table.gpus[rows], 1))
     found: Floats = terms.deadline(table.now, end + pause)  # type: ignore[assignment, arg-type]
     return found
 

@@ -31,6 +31,8 @@ class ChangeCost:
 
     flat_s: float = 9.0
     doubling_s: float = 2.0
+    start_s: float = 0.0
+    """More, where it held nothing before."""
 
     def of(self, devices: int) -> float:
         """For a change to so many devices."""
@@ -38,7 +40,8 @@ class ChangeCost:
 
     def at_least(self, flat_s: float, doubling_s: float) -> ChangeCost:
         """This, or more where a change is known to cost more."""
-        return ChangeCost(flat_s=max(self.flat_s, flat_s), doubling_s=max(self.doubling_s, doubling_s))
+        flat, doubling = max(self.flat_s, flat_s), max(self.doubling_s, doubling_s)
+        return ChangeCost(flat_s=flat, doubling_s=doubling, start_s=max(self.flat_s + self.start_s - flat, 0.0))
 
 
 def rank_of(free: int) -> int:
@@ -60,7 +63,7 @@ class Ladder:
 
     __slots__ = (
         "_by_count", "above", "by_level", "counts", "devices", "levels",
-        "pause_at", "pauses", "ranks", "speed_at", "speeds", "top",
+        "pause_at", "pauses", "ranks", "speed_at", "speeds", "start_s", "top",
     )  # fmt: skip
 
     def __init__(self, curve: ScalingCurve, kind: str, sizes: tuple[int, int], ranks: int, cost: ChangeCost):
@@ -81,6 +84,8 @@ class Ladder:
         self.speed_at: Floats = np.array(speeds)
         self.pause_at: Floats = np.array(self.pauses)
         """Both again, to look up many ranks at once."""
+        self.start_s = cost.start_s
+        """More, where it held nothing before."""
         self.levels = sorted(set(use) - {0})
         self.top = self.levels[-1] if self.levels else 0
         self.above = [[level for level in self.levels if level > rank] for rank in range(ranks)]
@@ -250,13 +255,16 @@ class Profile:
     def _fill_flat(self, claim: Claim, kind: int, ladder: Ladder, until: float, lowest: int) -> Share | None:
         """The lowest level in time of those that are free all along, once anything is."""
         start, need, floor, waits = self._start, claim.left / claim.pace, claim.floor, self._first > 0
-        held = claim.rank if claim.kind == kind and not waits else 0
+        held, busy = (claim.rank, claim.busy_s) if claim.kind == kind and not waits else (0, 0.0)
         for level in ladder.levels:
             if level > lowest:
                 return None
             if level < floor and level < ladder.top:
                 continue
-            pause, speed = claim.busy_s if held == level else ladder.pauses[level], ladder.speeds[level]
+            speed = ladder.speeds[level]
+            pause = busy
+            if held != level:  # a change does not end before the one that is under way
+                pause = max(pause, ladder.pauses[level] if held else ladder.pauses[level] + ladder.start_s)
             finish = start + pause + need / speed
             if finish <= until and (not waits or (until - start - pause) * speed >= need):
                 self._take_flat(finish, ladder.counts[level])
@@ -299,7 +307,7 @@ class Profile:
             return None
         return self._fill_uneven(claim, kind, best[1], best[1], far, self._size)
 
-    def follow(self, claim: Claim, kind: int, runs: Sequence[Run], ends: float, until: float) -> Share | None:
+    def follow(self, claim: Claim, kind: int, runs: Sequence[Run], ends: float | None, until: float) -> Share | None:
         """Take what an earlier plan says, or what there is of it; its last stretch lasts until the job is done.
 
         Where another was to begin when this one `ends`, rounding must not make that an overlap, which would cost a
@@ -358,8 +366,13 @@ class Profile:
         else:
             starts[0] = self._now
         pauses = ladder.pause_at[runs]
-        if runs[0] == (claim.rank if claim.kind == kind else 0):
+        held = claim.rank if claim.kind == kind else 0
+        if ladder.start_s:
+            pauses[(runs > 0) & (np.concatenate(((held,), runs[:-1])) == 0)] += ladder.start_s
+        if runs[0] == held:
             pauses[0] = claim.busy_s
+        elif runs[0]:  # a change does not end before the one that is under way
+            pauses[0] = max(float(pauses[0]), claim.busy_s)
         lengths = np.empty(len(starts))
         np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
         lengths[-1] = until - starts[-1]
@@ -463,7 +476,7 @@ class Filling:
                 return share
         return None
 
-    def follow(self, claim: Claim, kind: int, runs: Sequence[Run], ends: float, until: float) -> Share | None:
+    def follow(self, claim: Claim, kind: int, runs: Sequence[Run], ends: float | None, until: float) -> Share | None:
         """Fill a job in as an earlier plan says, which ends then."""
         return self.profiles[kind].follow(claim, kind, runs, ends, until)
 

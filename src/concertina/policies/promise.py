@@ -7,7 +7,7 @@ anew), defended with part of it, and only then kept to the second. Pure arithmet
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -221,13 +221,40 @@ def arrange(
 ) -> Outlook:
     """The first arrangement in which nobody is late or short of spare, or the best, as far as the effort goes.
 
-    By deadline with levels as low as possible; exactly as the last round has planned, which is possible for as
-    long as nothing came between; by deadline with the levels of the last round; with the late ones in front.
-    `less` are devices by type to leave out. Without `rush` nobody asks what those get who are late.
+    Who is late keeps what it holds if that costs nobody else anything: it could be late because devices are away for a
+    moment, and to stop it would only make it later. `less` are devices by type to leave out. Without `rush` nobody
+    asks what those get who are late.
     """
     capacity = [
         max(count - fewer, 0) for count, fewer in zip(table.capacity, less or [0] * len(table.capacity), strict=True)
     ]
+    best = _arranged(table, capacity, entries, terms, effort, rush=rush)
+    stopped = _stopped(best, entries) if rush else []
+    if not stopped:
+        return best
+    effort.spend(len(entries))
+    kept = _fill_in(table.now, capacity, entries, terms, keep=False, first=stopped)
+    return kept if kept.loss <= best.loss else best
+
+
+def _stopped(outlook: Outlook, entries: Sequence[Entry]) -> list[Entry]:
+    """The late ones that have less than they hold."""
+    late = set(outlook.late)
+    return [entry for entry in entries if entry.row in late and _rank(outlook, entry) < entry.claim.rank]
+
+
+def _rank(outlook: Outlook, entry: Entry) -> int:
+    """What it has now; 0 where that is of another type than it holds."""
+    share = outlook.shares.get(entry.row)
+    return share.rank if share is not None and share.kind == entry.claim.kind else 0
+
+
+def _arranged(
+    table: Table, capacity: list[int], entries: list[Entry], terms: Terms, effort: Effort, *, rush: bool
+) -> Outlook:
+    """By deadline with levels as low as possible; exactly as the last round has planned, which is possible for as
+    long as nothing came between; by deadline with the levels of the last round; with the late ones in front.
+    """
     jobs = len(entries)
     effort.spend(jobs)
     best = _fill_in(table.now, capacity, entries, terms, keep=False, rush=rush)
@@ -253,14 +280,21 @@ def arrange(
     return best
 
 
-def arrange_within(table: Table, entries: list[Entry], terms: Terms, bounds: Mapping[int, float]) -> Outlook | None:
+def arrange_within(
+    table: Table, entries: list[Entry], terms: Terms, bounds: Mapping[int, float], late: Collection[int] = ()
+) -> Outlook | None:
     """In this order with levels as low as possible, if every row of `bounds` is done by then.
 
-    None as soon as one is not: what comes after it would change nothing.
+    None as soon as one is not: what comes after it would change nothing. Those of the rows `late` that still are keep
+    what they hold, as in `arrange`.
     """
     back = terms.kept_back(table.types)
     capacity = [max(count - fewer, 0) for count, fewer in zip(table.capacity, back, strict=True)]
     plan = _fill_in(table.now, capacity, entries, terms, keep=False, bounds=bounds)
+    stopped = _stopped(plan, [entry for entry in entries if entry.row in late]) if late else []
+    if stopped:
+        kept = _fill_in(table.now, capacity, entries, terms, keep=False, bounds=bounds, first=stopped)
+        plan = kept if kept.loss <= plan.loss else plan
     in_time = all(row in plan.shares and plan.shares[row].finish_s <= end for row, end in bounds.items())
     return plan if in_time else None
 
@@ -274,11 +308,20 @@ def _fill_in(
     keep: bool,
     rush: bool = True,
     bounds: Mapping[int, float] = MappingProxyType({}),
+    first: Sequence[Entry] = (),
 ) -> Outlook:
-    """One job after the other on its lowest level; as far as the first that is done later than its bound."""
+    """One job after the other on its lowest level; as far as the first that is done later than its bound.
+
+    Before them the `first`: late ones that stay on what they hold.
+    """
     outlook = _empty(now, capacity, entries)
     waiting: list[Entry] = []
+    for entry in first:
+        _give_up(outlook, entry)
+        _stay(outlook, entry)
     for entry in entries:
+        if entry.row in outlook.shares:
+            continue
         entry.claim.floor = entry.level if keep else 0
         if _settle(outlook, entry):
             if bounds and outlook.shares[entry.row].finish_s > bounds.get(entry.row, math.inf):
@@ -361,6 +404,13 @@ def _keep(outlook: Outlook, entry: Entry, share: Share) -> None:
 def _give_up(outlook: Outlook, entry: Entry) -> None:
     outlook.late.append(entry.row)
     outlook.lost += entry.lost
+
+
+def _stay(outlook: Outlook, entry: Entry) -> None:
+    claim = entry.claim
+    share = outlook.filling.follow(claim, claim.kind, [(outlook.filling.now, claim.rank)], None, _FAR)
+    if share is not None:
+        outlook.shares[entry.row] = share
 
 
 def _rush(outlook: Outlook, entry: Entry) -> None:

@@ -283,11 +283,12 @@ class Table:
                 speed = speeds[key] = asked_speed(spec, curve, self.types, allowed)
             deadline = math.inf if spec.deadline_s is None else spec.deadline_s
             since = self.now if view.waiting_since_s is None else view.waiting_since_s
+            resumes = self.now if view.resumes_s is None else max(view.resumes_s, self.now)
             left = max(work - view.work_done, 1e-9) / speed
             ints.append((spec.gpus, 0, -1, allowed, users[spec.user], view.level))
             floats.append(
                 (
-                    spec.submit_s, deadline, work, speed, self.now, self.now, view.work_done, left, 0.0,
+                    spec.submit_s, deadline, work, speed, self.now, resumes, view.work_done, left, 0.0,
                     view.service_s, view.executed_s, since, view.stamp,
                 )
             )  # fmt: skip
@@ -311,6 +312,8 @@ class Table:
         c["level"][at], c["stamp"][at] = view.level, view.stamp
         if view.reserved:
             self.reserved[view.spec.id] = view.reserved
+        if view.resumes_s is not None:
+            c["resume"][at] = max(view.resumes_s, self.now)
         if view.waiting_since_s is not None:
             c["waiting_since"][at] = view.waiting_since_s
         if view.workers:

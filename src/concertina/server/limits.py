@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from concertina.cluster.mirror import Job
-from concertina.cluster.records import JobRequest, User
+from concertina.cluster.records import JobRequest, Spent, User
 from concertina.server.errors import ApiError
 
 HOUR_SECONDS = 3600.0
@@ -19,8 +19,9 @@ class Usage:
     gpu_hours: float = 0.0  # ever received
 
 
-def usage_of(user: str, jobs: Iterable[Job], pending: Iterable[JobRequest] = ()) -> Usage:
-    """`pending`: submitted, but not in the mirror yet."""
+def usage_of(user: str, jobs: Iterable[Job], pending: Iterable[JobRequest] = (), spent: Spent | None = None) -> Usage:
+    """`pending`: submitted, but not in the mirror yet. `spent`: by jobs that are forgotten."""
+    before_s = spent.service_s if spent is not None else 0.0
     mine = [job for job in jobs if job.request.user == user]
     there = {job.id for job in mine}
     live = [job.request for job in mine if not job.state.phase.is_end]
@@ -28,7 +29,7 @@ def usage_of(user: str, jobs: Iterable[Job], pending: Iterable[JobRequest] = ())
     return Usage(
         jobs=len(live),
         slots=sum(request.most for request in live),
-        gpu_hours=sum(job.state.service_s for job in mine) / HOUR_SECONDS,
+        gpu_hours=(before_s + sum(job.state.service_s for job in mine)) / HOUR_SECONDS,
     )
 
 

@@ -110,6 +110,13 @@ class ReclaimAsk(Body):
     give_back: bool = Field(default=False, alias="return", description="the slots may be used again")
 
 
+class PruneAsk(Body):
+    older_s: int = Field(
+        default=30 * 86_400, ge=86_400, le=1 << 40, description="jobs that ended more seconds ago than this"
+    )
+    dry_run: bool = Field(default=False, description="only say which")
+
+
 class DownAsk(Body):
     """Nothing to say."""
 
@@ -338,6 +345,10 @@ class HistoryBody(BaseModel):
 class AnswerBody(BaseModel):
     accepted: bool
     reason: str
+
+
+class PruneBody(AnswerBody):
+    jobs: list[str]
 
 
 class SessionBody(BaseModel):

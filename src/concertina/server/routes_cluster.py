@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Response
 
+from concertina.cluster.prune import forgettable
 from concertina.cluster.records import Op
 from concertina.server.answers import ERRORS, STREAM, json_response
 from concertina.server.cluster_views import cluster_json, history_json, holders, nodes_json
@@ -17,6 +18,8 @@ from concertina.server.models import (
     HistoryBody,
     Name,
     NodePage,
+    PruneAsk,
+    PruneBody,
     ReclaimAsk,
 )
 from concertina.server.streams import EventStream
@@ -81,6 +84,18 @@ async def reclaim(ask: ReclaimAsk, here: Here, who: Admin) -> Response:
         raise ApiError(422, "invalid", "slots is 0, needed 1 or more to reclaim", "say how many")
     reply = await here.asker.ask(Op.RETURN if ask.give_back else Op.RECLAIM, who, number=ask.slots)
     return _answer(reply.reason)
+
+
+@router.post("/cluster/prune", response_model=PruneBody)
+async def prune(ask: PruneAsk, here: Here, who: Admin) -> Response:
+    """Forget jobs that ended long ago: their records, logs and checkpoints."""
+    now = here.parts.clock()
+    ended = [job.state for job in here.board.jobs() if job.state.phase.is_end]
+    jobs = forgettable(ended, now, before_s=now - ask.older_s)
+    reason = "nothing was removed"
+    if jobs and not ask.dry_run:
+        reason = (await here.asker.ask(Op.PRUNE, who, number=ask.older_s)).reason
+    return json_response(encode({"accepted": True, "reason": reason, "jobs": jobs}))
 
 
 @router.post("/cluster/down", response_model=AnswerBody)

@@ -118,7 +118,7 @@ def _note_key(store: Store, request: JobRequest) -> str | None:
 
 
 def _key_name(request: JobRequest) -> str:
-    return keys.SUBMISSIONS + hashlib.sha256(f"{request.user}\0{request.idempotency}".encode()).hexdigest()
+    return keys.submission_key(request.user, request.idempotency)
 
 
 class Submitter:
@@ -173,7 +173,8 @@ class Submitter:
         if user is None or not (user.max_jobs or user.max_slots or user.max_gpu_hours):
             return None
         try:
-            check_quota(user, usage_of(user.name, self._mirror.jobs(), self._pending.values()), request)
+            spent = self._mirror.spent(user.name)
+            check_quota(user, usage_of(user.name, self._mirror.jobs(), self._pending.values(), spent), request)
         except ApiError as error:
             return error
         return None
