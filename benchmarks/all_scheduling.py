@@ -32,7 +32,7 @@ OTHERS = ("elasticflow", "elastic-tiresias", "optimus", "srtf", "greedy", "milp"
 """The policies that a mix is compared with: those that were ever the best, and elasticflow."""
 REPLAYS = ("195job", "cluster10", "philly_103959", "elasticVpollux_e", "195job-own", "cluster10-own", "195job-fifo",
            "195job-tiresias", "cluster06-fifo", "cluster06-tiresias", "cluster06-srtf")  # fmt: skip
-MORE = ("mix", "vc-mix", "harder", "replay", "easyscale")
+MORE = ("mix", "vc-mix", "harder", "replay", "easyscale", "chronus")
 SPEEDS = ("speed", "decision", "own-decision", "large", "instances")
 _TRACES = "| trace | cluster | policy | met | admitted | of these late | CPU s |"
 HEADS = {
@@ -41,7 +41,9 @@ HEADS = {
     "speed": _TRACES,
     "philly": "| virtual cluster | step times | met | admitted | of these late |",
     "overheads": "| cost of a change | jobs like | met | admitted | of these late |",
-    "large": "| policy | promised % | CPU s | wall s | CPU s, with a deadline | wall s | runs |",
+    "large": "| policy | promised % | CPU s, no deadline | wall s | runs | CPU s, an hour | wall s | runs "
+    "| CPU s, an hour, all just submitted | wall s | runs |",
+    "chronus": _TRACES,
 }
 """Of the parts whose benchmark prints rows alone."""
 
@@ -92,6 +94,8 @@ def _promises() -> Iterator[Task]:
     for overhead in ("instant", "elasticflow", "stop-resume", "60"):
         for like in ("itp", "philly"):
             yield Task("overheads", 120, "promises", ("overheads", overhead, like))
+    for name in ("philly_SLO", "philly_MIX1"):
+        yield Task("chronus", 450, "promises", ("chronus", name))
     yield Task("decision", 20, "promises", ("decision",))
 
 

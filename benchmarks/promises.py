@@ -3,6 +3,7 @@
     python -m benchmarks.promises traces [NAME ...]    deadlines met, CPU seconds of the whole run
     python -m benchmarks.promises noise [NAME ...]     the same with step times that vary by 10 %
     python -m benchmarks.promises philly [VC [NOISE]]  the same on Philly VCs, deadlines drawn as in the paper
+    python -m benchmarks.promises chronus [NAME]       Chronus's two Philly traces, which have deadlines of their own
     python -m benchmarks.promises overheads [COST]     generated traces, changes that cost 0 to 60 s
     python -m benchmarks.promises decision             one decision, 500 active jobs on 1,024 devices
     python -m benchmarks.promises figure6b             ElasticFlow's figures again: 195 jobs, every baseline
@@ -110,6 +111,17 @@ def philly(vcs: Sequence[str] = VIRTUAL_CLUSTERS, noises: Sequence[float] = (0.0
         for noise in noises:
             found = play(scenario, jobs, "elasticflow", noise).summary
             row(vc, f"noise {noise:g}", f"{found.deadline_met} of {found.jobs}", found.admitted, found.admitted_missed)
+
+
+def chronus(names: Sequence[str]) -> None:
+    """30,735 and 30,756 jobs of Philly with the deadlines that Chronus's authors gave them, on 256x8 V100."""
+    for name in names:
+        scenario = load_scenario(str(TRACES / "chronus" / f"{name}.csv.gz"), cluster="256x8:V100", skip_bad_rows=True)
+        begun = time.process_time()
+        found = play(scenario, scenario.jobs, "elasticflow").summary
+        spent = time.process_time() - begun
+        met = f"{found.deadline_met} of {found.jobs}"
+        row(name, "256x8:V100", "elasticflow", met, found.admitted, found.admitted_missed, f"{spent:.1f}")
 
 
 def overheads(costs: Sequence[str | float] = COSTS, likes: Sequence[str] = ("itp", "philly")) -> None:
@@ -222,6 +234,8 @@ def main(arguments: Sequence[str]) -> None:
         alone[what]()
     elif what == "philly":  # [VC [NOISE ...]]
         philly(names[:1] or VIRTUAL_CLUSTERS, [float(noise) for noise in names[1:]] or (0.0, 0.1))
+    elif what == "chronus":
+        chronus(names or ("philly_SLO", "philly_MIX1"))
     elif what == "overheads":  # [COST [LIKE]]
         costs = [float(name) if name.isdigit() else name for name in names[:1]]
         overheads(costs or COSTS, names[1:] or ("itp", "philly"))

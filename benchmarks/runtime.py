@@ -27,9 +27,9 @@ from concertina.runtime.buckets import BucketLayout, DdpOptions
 from concertina.runtime.fabric import Fabric, Post
 from concertina.runtime.gloo_contexts import ring_sum
 from concertina.runtime.group import Group
-from concertina.runtime.reduce import VirtualRing
 from concertina.runtime.rendezvous import meet_in
 from concertina.runtime.shared_fold import SharedFold
+from concertina.runtime.virtual_ring import VirtualRing
 
 BUCKET = 6_500_000  # float32 elements: 26 MB
 REDUCTIONS = ((4, 2), (4, 3), (8, 2), (8, 4))

@@ -74,16 +74,17 @@ def main():
     args = parser.parse_args()
 
     session = ct.join()
+    device = session.device
     torch.manual_seed(0)
     loader = session.loader(Snippets(CODES[:TRAIN]), batch_size=16, shuffle=True, seed=0)
-    model = Transformer().to(session.device)
+    model = Transformer().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model, optimizer = session.prepare(model, optimizer)
     session.seed(1)
 
     for epoch in session.epochs(args.epochs):
         for x, y in loader:
-            loss = loss_of(model, x.to(session.device), y.to(session.device))
+            loss = loss_of(model, x.to(device), y.to(device))
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

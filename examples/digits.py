@@ -70,9 +70,10 @@ def main():
     args = parser.parse_args()
 
     session = ct.join()
+    device = session.device
     torch.manual_seed(0)
     loader = session.loader(Digits(), batch_size=16, shuffle=True, seed=0, drop_last=True)
-    model = make_model().to(session.device)
+    model = make_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=args.epochs * len(loader))
     model, optimizer, scheduler = session.prepare(model, optimizer, scheduler)
@@ -80,7 +81,7 @@ def main():
 
     for epoch in session.epochs(args.epochs):
         for x, y in loader:
-            loss = F.cross_entropy(model(x.to(session.device)), y.to(session.device))
+            loss = F.cross_entropy(model(x.to(device)), y.to(device))
             loss.backward()
             optimizer.step()
             scheduler.step()

@@ -43,9 +43,10 @@ def main():
     args = parser.parse_args()
 
     session = ct.join()
+    device = session.device
     torch.manual_seed(0)
     loader = session.loader(TensorDataset(*surface(4000, seed=1)), batch_size=32, shuffle=True, seed=0)
-    model = make_model().to(session.device)
+    model = make_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     scheduler = CosineAnnealingLR(optimizer, args.epochs * len(loader))
     model, optimizer, scheduler = session.prepare(model, optimizer, scheduler)
@@ -53,7 +54,7 @@ def main():
 
     for epoch in session.epochs(args.epochs):
         for x, y in loader:
-            loss = F.mse_loss(model(x.to(session.device)), y.to(session.device))
+            loss = F.mse_loss(model(x.to(device)), y.to(device))
             loss.backward()
             optimizer.step()
             scheduler.step()

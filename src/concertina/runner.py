@@ -138,7 +138,7 @@ class Run:
         self._samples = SampleBook()
         self._book = GenerationBook(self.report)
         self._kill_at: float | None = None
-        self._asked_to_stop = False
+        self._asked_to_stop = self._asked_to_save = False
         self._stops = False  # all workers were told to
         self._answers: dict[str, tuple[bool, str]] = {}
         self._over: Mapping[str, Any] | None = None
@@ -208,6 +208,10 @@ class Run:
         """From a signal handler: stop at the next step boundary; asked a second time, at once."""
         self._asked_to_stop = True
 
+    def save_soon(self) -> None:
+        """From a signal handler: `checkpoint` in the next turn."""
+        self._asked_to_save = True
+
     def resize(self, workers: int) -> str:
         """Asks for another number of workers; the name under which `answer` gives the master's word."""
         return self._ask(op="resize", workers=workers)
@@ -215,6 +219,14 @@ class Run:
     def remove(self, workers: Sequence[int], replaced: bool = False, reason: str = "asked for") -> str:
         """Asks certain workers to leave; with `replaced`, others come in their place."""
         return self._ask(op="remove", workers=list(workers), replaced=replaced, reason=reason)
+
+    def checkpoint(self) -> str:
+        """Asks for a checkpoint after the next step, in the job's folder for them; training goes on."""
+        if self.settings.checkpoint_dir is None:
+            raise UsageError(
+                "a checkpoint was asked for, and the job has no folder for it: start it with --checkpoint DIR"
+            )
+        return self._ask(op="checkpoint")
 
     @property
     def unseated(self) -> tuple[int, ...]:
@@ -254,6 +266,9 @@ class Run:
         if self._asked_to_stop:
             self._asked_to_stop = False
             self.master.say(op="interrupt")
+        if self._asked_to_save:
+            self._asked_to_save = False
+            self.checkpoint()
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self.master.say(op="interrupt")  # asked long enough
             self._kill_at = None

@@ -6,8 +6,11 @@ from typing import Any
 import torch
 
 from concertina.runtime import reduce, virtual
+from concertina.runtime.accumulation import Accumulation
 from concertina.runtime.buckets import BucketLayout
 from concertina.runtime.buffers import FlatBuffers
+from concertina.runtime.contexts import Contexts
+from concertina.runtime.gradients import Gradients
 from concertina.runtime.rng import RandomState
 from concertina.runtime.virtual import VirtualEngine
 
@@ -20,28 +23,28 @@ def no_rebuild() -> None:
 
 
 def random_state_lost_at_change() -> None:
-    unpack = VirtualEngine.unpack_context
+    unpack = Contexts.unpack
 
-    def unpack_with_another_state(self: VirtualEngine, v: int, record: bytes, loaders: Sequence[Any]) -> None:
+    def unpack_with_another_state(self: Contexts, v: int, record: bytes, loaders: Sequence[Any]) -> None:
         unpack(self, v, record, loaders)
         torch.manual_seed(99)
-        self.contexts[v].random = RandomState.capture()
+        self[v].random = RandomState.capture()
 
-    VirtualEngine.unpack_context = unpack_with_another_state
+    Contexts.unpack = unpack_with_another_state
 
 
 def divide_by_p() -> None:
-    VirtualEngine._lives_in_bucket = lambda self, index, grad: True
+    Accumulation.lives_in_bucket = lambda self, index, grad: True
     reduce.LocalFold.scale = lambda self, factor: [term.div_(round(1 / factor)) for term in self._terms]
 
 
 def scale_after_the_sum() -> None:
-    results, take = reduce.LocalFold.results, VirtualEngine._take
+    results, take = reduce.LocalFold.results, Gradients.take
 
-    def take_unscaled(self: VirtualEngine, v: int, index: int, param: torch.Tensor) -> None:
-        virtual_workers, self.virtual = self.virtual, 1
+    def take_unscaled(self: Gradients, v: int, index: int, param: torch.Tensor) -> None:
+        virtual_workers, self._virtual = self._virtual, 1
         take(self, v, index, param)
-        self.virtual = virtual_workers
+        self._virtual = virtual_workers
 
     def results_scaled(self: reduce.LocalFold) -> list[torch.Tensor]:
         sums = results(self)
@@ -49,7 +52,7 @@ def scale_after_the_sum() -> None:
             flat.mul_(1.0 / self._virtual)
         return sums
 
-    VirtualEngine._take, reduce.LocalFold.results = take_unscaled, results_scaled
+    Gradients.take, reduce.LocalFold.results = take_unscaled, results_scaled
     reduce.LocalFold.scale = lambda self, factor: None
 
 
@@ -84,7 +87,7 @@ def buffers_synced_at_every_micro_batch() -> None:
 
 
 def multiply_although_in_bucket() -> None:
-    VirtualEngine._lives_in_bucket = lambda self, index, grad: False
+    Accumulation.lives_in_bucket = lambda self, index, grad: False
 
 
 def zeros_for_unused() -> None:

@@ -46,7 +46,7 @@ def main() -> None:
                 file.write(f"{epoch} {loader.index} {loss.double().item().hex()}\n")
             session.log(loss=loss)
     engine = session.engine
-    engine._save_resident()
+    engine.contexts.save_resident()
     for v in engine.order:
         torch.save(dict(engine.buffers.by_name(engine.contexts[v].buffers)), out / f"buffers-{v}.pt")
     if session.is_main:

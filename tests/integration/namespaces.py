@@ -35,6 +35,10 @@ class Namespace:
     def mend(self) -> None:
         ip("link", "set", self.link, "up")
 
+    def isolate(self, on: bool = True) -> None:
+        """As silently, between this host and others that are isolated, and only there."""
+        ip("link", "set", self.link, "type", "bridge_slave", "isolated", "on" if on else "off")
+
 
 @dataclass(frozen=True)
 class Network:

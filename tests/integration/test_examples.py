@@ -90,8 +90,8 @@ def test_example_and_twin_differ_in_few_lines(name: str) -> None:
     """What both must agree on (data, model, loop body) is the same text; only the wiring differs."""
     twin, example = (_without_head(EXAMPLES / f"{name}{suffix}.py") for suffix in ("_ddp", ""))
     delta = list(difflib.ndiff(twin, example))
-    assert sum(line.startswith("+ ") for line in delta) <= 10
-    assert sum(line.startswith("- ") for line in delta) <= 15
+    assert sum(line.startswith("+ ") for line in delta) <= 11
+    assert sum(line.startswith("- ") for line in delta) <= 20
 
 
 def _without_head(path: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -143,6 +144,39 @@ def test_ctrl_c_writes_a_checkpoint_and_resuming_gives_the_same_bits(script, con
     assert rest.returncode == 0, rest.stderr
     a, b = torch.load(tmp_path / "whole.pt"), torch.load(tmp_path / "rest.pt")
     assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_sigusr1_writes_a_checkpoint_and_training_goes_on(script, concertina, tmp_path: Path) -> None:
+    slow = TRAIN.replace("        loss.backward()", "        import time; time.sleep(0.03)\n        loss.backward()")
+    path = script(slow + SAVE, epochs=3)
+    command = [
+        sys.executable, "-c", "from concertina.cli import main; main()", "run", "--virtual", "4", "--workers", "2",
+        "--events", "events.jsonl",
+    ]  # fmt: skip
+    with_folder = [*command, "--checkpoint", "saved", str(path), "end.pt"]
+    job = subprocess.Popen(with_folder, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    wait_for_step(tmp_path / "events.jsonl", 3)
+    os.kill(job.pid, signal.SIGUSR1)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == 0, errors
+    steps = sorted(int(folder.name.removeprefix("step-")) for folder in (tmp_path / "saved").iterdir())
+    first, last = steps[0], steps[-1]
+    assert 3 < first < last, "one on the way, and the one at the end"
+    (tmp_path / "end.pt").rename(tmp_path / "whole.pt")
+    for folder in sorted((tmp_path / "saved").iterdir())[1:]:
+        shutil.rmtree(folder)
+    rest = concertina("run", "--workers", 3, "--checkpoint", "saved", "--resume", path, tmp_path / "end.pt")
+    assert rest.returncode == 0, rest.stderr
+    a, b = torch.load(tmp_path / "whole.pt"), torch.load(tmp_path / "end.pt")
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+    (tmp_path / "events.jsonl").unlink()
+    without = subprocess.Popen([*command, str(path), "x.pt"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    wait_for_step(tmp_path / "events.jsonl", 3)
+    os.kill(without.pid, signal.SIGUSR1)
+    _, errors = without.communicate(timeout=60)
+    assert without.returncode == 0, errors
+    assert "there is no folder for it (--checkpoint DIR)" in errors
 
 
 def wait_for_step(events: Path, step: int) -> None:

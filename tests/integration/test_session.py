@@ -59,6 +59,9 @@ SAME_AT_ANY_SIZE = {
     "an average of the weights": job(
         "average.update_parameters(model)", head=AVERAGE, extra="{k: v for k, v in average.state_dict().items()}"
     ),
+    "an average that is registered before prepare()": job(
+        "average.update_parameters(model)", extra="{k: v for k, v in average.state_dict().items()}"
+    ).replace("model, optimizer = session.prepare", AVERAGE + "model, optimizer = session.prepare"),
     "something done once per step": job(
         "if session.is_last_turn: count += 1", head="count = torch.zeros(())\n"
         "class Count:\n    def state_dict(self): return {'n': count}\n"

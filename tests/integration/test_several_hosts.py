@@ -160,3 +160,34 @@ def test_a_host_whose_link_is_cut_is_done_without_and_used_again_when_it_returns
             assert differences(wanted, job.checkpoint) == []
         finally:
             backend.close()
+
+
+@pytest.mark.timeout(300)
+def test_two_hosts_that_are_cut_from_each_other_only_cost_the_job_one_of_them_until_they_are_not(
+    tmp_path: Path, wanted: Path
+) -> None:
+    """The master hears all three workers; the one with virtual worker 0 and the third host's are kept."""
+    with network() as net:
+        backend = NamespaceHosts(net, tmp_path / "nurseries")
+        try:
+            job = Job(tmp_path, backend, silence_s=4.0)
+            with job.run:
+                job.go_on(lambda: job.step >= 6)
+                before = job.workers()
+                cut = [host for host in net.hosts if host.name in (backend._home[n] for n in before[:2])]
+                for host in cut:
+                    host.isolate()
+                job.go_on(lambda: len(job.workers()) == 2)
+                assert job.workers() == [before[0], before[2]]
+                stuck = [e for e in job.events if e["event"] == "worker_stuck"]
+                assert [e["worker"] for e in stuck] == [before[1]]
+                assert f"worker {before[1]} and worker {before[0]} have not reached each other" in stuck[0]["reason"]
+                went_on = job.step
+                job.go_on(lambda: job.step > went_on + 1)
+                for host in cut:
+                    host.isolate(on=False)
+                job.go_on(lambda: len(job.workers()) == 3)
+                job.to_end()
+            assert differences(wanted, job.checkpoint) == []
+        finally:
+            backend.close()

@@ -13,7 +13,7 @@ from concertina.core.job import JobPhase, JobSpec, JobView
 from concertina.core.plan import Admitted
 from concertina.policies.admission import rule
 from concertina.policies.concertina import ConcertinaPolicy
-from concertina.policies.promise import Terms, look_ahead
+from concertina.policies.promise import Terms, claims_of, look_ahead
 from concertina.policies.registry import policy_named
 from concertina.policies.scaling_curve import Curves
 from concertina.policies.table import Table
@@ -69,7 +69,7 @@ def test_an_admitted_set_stays_feasible_after_any_admission(jobs: list[JobSpec],
         rows = table(cluster, taken)
         if isinstance(admit(now, Curves().of(now)[0], list(rows.capacity), rows), Admitted):
             taken.append(JobView(spec=now, phase=JobPhase.WAITING, waiting_since_s=0.0))
-            outlook = look_ahead(table(cluster, taken), Terms())
+            outlook = look_ahead(claims_of(table(cluster, taken), Terms()), Terms())
             assert not outlook.late
 
 

@@ -114,6 +114,7 @@ class World:
         """What could happen next. Whoever turns out to wait is asked again later."""
         found = [("launch", 0)] if self.to_launcher else []
         found += [("hear launcher", 0)] if self.from_launcher else []
+        found += [("end pause", 0)] if self.state.pause_s else []
         for n, worker in self.workers.items():
             if worker.outbox:
                 found.append(("hear", n))
@@ -133,6 +134,8 @@ class World:
             self.launch()
         elif what == "hear launcher":
             self.tell(self.from_launcher.popleft())
+        elif what == "end pause":
+            self.tell(t.PauseOver())
         elif what == "hear":
             self.tell(self.workers[n].outbox.popleft())
         elif what == "deliver":
@@ -189,8 +192,5 @@ class World:
 def test_a_job_ends_whatever_dies_and_however_late_words_arrive(seed: int, kills: int, requests: int) -> None:
     world = World(seed, kills, requests)
     world.to_end()
-    if world.state.phase is Phase.FAILED:
-        assert "and no others came" in world.state.failure, world.explain()  # newcomers were killed, too
-        return
     assert world.state.phase is Phase.FINISHED, world.explain()
     assert max(world.memory.committed) == STEPS

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from concertina.core.placement import VirtualPlacement
 from concertina.runtime.buckets import BucketLayout, DdpOptions
 from concertina.runtime.gloo_contexts import ring_sum
-from concertina.runtime.reduce import LocalFold, plan_pieces
+from concertina.runtime.reduce import LocalFold
 from concertina.runtime.ring_order import chunk_elements, fold_order, ring_chunks
+from concertina.runtime.virtual_ring import plan_pieces
 
 sizes = st.integers(1, 3000)
 virtuals = st.integers(1, 9)

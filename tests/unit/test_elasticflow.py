@@ -11,10 +11,11 @@ from concertina.core.errors import UsageError
 from concertina.core.job import JobPhase, JobSpec, JobView
 from concertina.core.plan import Admitted, Rejected
 from concertina.policies.admission import makes_promises, on_terms, rule, rule_of
+from concertina.policies.base import explainer_of
 from concertina.policies.counter import admit
 from concertina.policies.elasticflow import ElasticFlowPolicy
 from concertina.policies.filling import ChangeCost, Claim, Ladder, Ladders, Profile
-from concertina.policies.promise import claim_of, look_ahead
+from concertina.policies.promise import Claims, claims_of, look_ahead
 from concertina.policies.registry import policy_named
 from concertina.policies.round import run_round
 from concertina.policies.scaling_curve import Curves, ScalingCurve, ThroughputRow, ThroughputTable
@@ -107,7 +108,7 @@ def test_a_start_costs_more_than_a_change() -> None:
     assert share is not None
     assert share.finish_s == 15.0
     # 3 s of work, 2 s without a device, 10 s until it goes on, 2 s of work
-    share = Profile(0.0, 4, 4).follow(Claim(5.0, [steps], 0, 1), 0, ((0.0, 1), (3.0, 0), (5.0, 1)), 100.0)
+    share = Profile(0.0, 4, 4).follow(Claim(5.0, [steps], 0, 1), 0, ((0.0, 1), (3.0, 0), (5.0, 1)), 17.0, 100.0)
     assert share is not None
     assert round(share.finish_s, 3) == 17.0
     assert ChangeCost(flat_s=5.0, start_s=4.0).at_least(7.0, 0.0).start_s == 2.0
@@ -145,7 +146,7 @@ def test_a_job_that_holds_an_odd_number_is_known_to_hold_it() -> None:
         placement=(("n0", 3),),
     )
     rows = Table.from_snapshot(Snapshot(now=0.0, cluster=Cluster.parse("1x4"), jobs=(view,)), curves)
-    held = claim_of(rows, 0, HOUR, Ladders(rows.types, rows.capacity, FREE), elastic=True)
+    held = Claims(rows, Ladders(rows.types, rows.capacity, FREE), elastic=True).of(0)
     assert held.ladders[0] is not None
     assert held.ladders[0].counts[held.rank] == 3
 
@@ -157,24 +158,42 @@ def _rows(speeds: dict[int, float]) -> list[dict[str, object]]:
 
 def test_a_plan_is_followed_from_where_it_stands_and_lasts_until_the_work_is_done() -> None:
     runs = [(0.0, 1), (2.0, 0), (5.0, 2)]
-    share = Profile(1.0, 4, 1).follow(claim(3.5), 0, runs, 20.0)  # a step until 2 s, then 1.5 a second from 5 s on
+    share = Profile(1.0, 4, 1).follow(claim(3.5), 0, runs, 7.0, 20.0)  # a step until 2 s, then 1.5 a second from 5 s on
     assert share is not None
     assert share.finish_s == pytest.approx(5.0 + 2.5 / 1.5, abs=1e-4)
     assert share.runs == ((1.0, 1), (2.0, 0), (5.0, 2))
-    assert Profile(1.0, 4, 1).follow(claim(3.5), 0, runs, 6.0) is None
+    assert Profile(1.0, 4, 1).follow(claim(3.5), 0, runs, 6.0, 6.0) is None
 
 
 def test_a_plan_is_followed_as_far_as_there_are_devices() -> None:
     profile = Profile(0.0, 1, 1)
-    share = profile.follow(claim(3.0), 0, [(0.0, 3)], 20.0)
+    share = profile.follow(claim(3.0), 0, [(0.0, 3)], 2.0, 20.0)
     assert share is not None
     assert (share.rank, share.finish_s) == (1, pytest.approx(3.0, abs=1e-4))
     assert [free for _, free in profile.pieces()] == [0, 1]
 
 
+def test_a_plan_that_is_followed_ends_when_it_was_to_end_whatever_rounding_does() -> None:
+    for ends in (3.0 - 1e-9, 3.0 + 1e-9):
+        profile = Profile(0.0, 1, 2)
+        first = profile.follow(claim(3.0), 0, [(0.0, 1)], ends, 20.0)
+        other = profile.follow(claim(1.0), 0, [(0.0, 0), (ends, 1)], ends + 1.0, 20.0)
+        assert first is not None
+        assert other is not None
+        assert (first.finish_s, other.runs) == (ends, ((0.0, 0), (ends, 1)))
+
+
+def test_a_plan_that_can_not_be_followed_leaves_what_waits_where_it_was() -> None:
+    profile = Profile(0.0, 1, 2)
+    assert profile.fill(claim(5.0, high=1), 0, 5.0)  # nothing is free before 5 s
+    assert profile.follow(claim(9.0, high=1), 0, [(0.0, 0), (2.0, 1)], 11.0, 6.0) is None
+    assert profile.fill(claim(1.0, high=1), 0, 6.0)
+    assert [free for _, free in profile.pieces()] == [0, 0, 0, 1]
+
+
 def test_next_to_nothing_left_still_waits_for_its_turn() -> None:
     profile = Profile(0.0, 4, 1)
-    share = profile.follow(claim(1e-9), 0, [(0.0, 0), (5.0, 1)], 20.0)
+    share = profile.follow(claim(1e-9), 0, [(0.0, 0), (5.0, 1)], 5.0, 20.0)
     assert share is not None
     assert share.finish_s == pytest.approx(5.0)
     assert [free for _, free in profile.pieces()][:1] == [4]
@@ -363,7 +382,7 @@ def test_a_round_is_asked_for_when_a_share_has_to_grow() -> None:
     found = policy_named("elasticflow").allocate(table(first, second, cluster="1x3"))
     assert found.workers.tolist() == [2, 1]
     rows = table(first, second, cluster="1x3")
-    assert look_ahead(rows, Terms()).shares[1].grows_s < math.inf
+    assert look_ahead(claims_of(rows, Terms()), Terms()).shares[1].grows_s < math.inf
     assert found.wake_s is not None
     assert found.wake_s > 0.0
 
@@ -388,9 +407,45 @@ def test_what_admission_has_planned_is_kept_where_no_order_of_jobs_finds_a_plan_
         assert isinstance(told, Admitted)
         rows = table(*HARD[:count], cluster="1x3")
         rows.reserved = dict(told.reserved)
-    assert not look_ahead(rows, Terms()).late
+    assert not look_ahead(claims_of(rows, Terms()), Terms()).late
     rows.reserved = {}
-    assert look_ahead(rows, Terms()).late
+    assert look_ahead(claims_of(rows, Terms()), Terms()).late
+
+
+def hard_pressed(count: int) -> Table:
+    """Jobs that could all be in time alone, half of which can not beside the others."""
+    return table(*(job(f"j{i}", HOUR, 1.2 * HOUR, max_workers=1) for i in range(count)), cluster="1x4")
+
+
+def test_what_promises_in_danger_cost_is_bounded_by_jobs_filled_in() -> None:
+    rows = hard_pressed(8)
+    terms = Terms(effort=100)
+    free, bound, none = (
+        look_ahead(claims_of(rows, some), some) for some in (Terms(effort=10**9), terms, Terms(effort=0))
+    )
+    assert len(none.late) == 4
+    assert none.tried == 0
+    assert 0 < bound.tried <= terms.effort < free.tried
+    assert bound.loss >= free.loss
+
+
+def test_a_refusal_costs_a_bounded_number_of_jobs_filled_in() -> None:
+    rows = hard_pressed(40)
+    new = job("new", HOUR, 1.3 * HOUR, max_workers=1)
+    for effort in (0, 400):
+        terms = Terms(effort=effort)
+        refused = admit(new, CURVES.of(new)[0], rows, terms)
+        assert isinstance(refused, Rejected)
+        # those who are there, beside the newcomer, and with eased dues, once each; then the line by halves
+        assert 0 < refused.work <= effort + 3 * 41 + (terms.halvings + 2) * 41
+
+
+def test_many_changes_are_explained_as_one_by_one() -> None:
+    rows = table(job("a", HOUR, 2 * HOUR), job("b", HOUR, 1.1 * HOUR), job("c", HOUR, None), cluster="1x4")
+    for name in ("elasticflow", "concertina"):
+        policy = policy_named(name)
+        explain = explainer_of(policy, rows)
+        assert [explain(row, 0, 1) for row in range(3)] == [policy.explain(rows, row, 0, 1) for row in range(3)]
 
 
 def test_jobs_that_come_at_once_are_planned_for_as_they_were_admitted() -> None:

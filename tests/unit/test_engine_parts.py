@@ -10,9 +10,9 @@ from torch import nn
 from concertina.runtime.buckets import BucketLayout, DdpOptions
 from concertina.runtime.buffers import FlatBuffers
 from concertina.runtime.determinism import may_mix_gpus
-from concertina.runtime.digest import ParameterDigest
+from concertina.runtime.digest import ParameterDigest, bit_pattern
 from concertina.runtime.environment import differences
-from concertina.runtime.virtual import InertHook, ModelHook
+from concertina.runtime.model_hooks import InertHook, ModelHook
 
 
 def test_the_first_layout_is_one_bucket_and_the_rebuilt_one_follows_the_ready_order() -> None:
@@ -83,6 +83,13 @@ def test_the_digest_sees_one_bit_anywhere_in_a_small_parameter() -> None:
     before = digest.compute()
     weight[57] = torch.nextafter(weight[57], torch.tensor(9.0))
     assert digest.compute() != before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_the_digest_is_the_sum_of_bit_patterns_by_bucket(dtype: torch.dtype) -> None:
+    params = [torch.randn(7, dtype=dtype), torch.randn(3, 4, dtype=dtype)]
+    found = ParameterDigest(BucketLayout.initial(params, DdpOptions())).compute()
+    assert found == [sum(int(bit_pattern(param).sum()) for param in params)]
 
 
 def test_differences_of_environments_are_sentences() -> None:

@@ -15,6 +15,7 @@ from concertina.master.machine_types import (
     AskToStop,
     BuildFailed,
     Built,
+    CheckpointAsked,
     Command,
     Dismiss,
     Dropped,
@@ -23,11 +24,13 @@ from concertina.master.machine_types import (
     InterruptAsked,
     KillWorkers,
     NewcomerReady,
+    PauseOver,
     PostOffered,
     Progressed,
     Release,
     RemovalAsked,
     ResizeAsked,
+    Save,
     SlowFound,
     Stage,
     StartWorker,
@@ -307,7 +310,105 @@ def test_a_newcomer_that_dies_is_tried_again_a_few_times(pair: Job) -> None:
     assert pair.spoken(StartWorker) == []
     assert pair.one(Release).to == (0, 1)
     assert "no memory" in pair.reasons()[0]
-    assert (pair.phase, pair.state.target, pair.state.failure) == (Phase.TRAINING, 2, "")
+    assert (pair.phase, pair.state.target, pair.state.failure) == (Phase.TRAINING, 3, "")
+
+
+def fails(job: Job, times: int = 1) -> Job:
+    """So many newcomers in a row die before they could join."""
+    for _ in range(times):
+        assert job.state.pending is not None
+        job.hear(WorkerExited(job.state.pending.joiners[0], -9))
+    return job
+
+
+def test_what_has_failed_three_times_is_tried_again_after_pauses_that_grow_up_to_a_minute(pair: Job) -> None:
+    pair.hear(ResizeAsked("r", 3))
+    fails(pair, 2)
+    pauses = []
+    for _ in range(7):
+        fails(pair)
+        assert (pair.state.pending, pair.members, pair.state.target) == (None, (0, 1), 3)
+        pauses.append(pair.state.pause_s)
+        assert pair.hear(Progressed(0, 50 + len(pauses), 0.1)) == ()
+        pair.hear(PauseOver())
+        assert len(pair.spoken(StartWorker)) == 1
+    assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
+    pair.let_in().switch()
+    assert (len(pair.members), pair.state.attempts, pair.state.pause_s) == (3, 0, 0.0)
+
+
+def test_a_pause_is_told_with_its_reason(pair: Job) -> None:
+    pair.hear(ResizeAsked("r", 3))
+    fails(pair, 3)
+    told = [c for c in pair.said if isinstance(c, TellStory)][-1]
+    assert told.event == "change_paused"
+    assert told.fields == {
+        "step": 0,
+        "attempts": 3,
+        "seconds": 5.0,
+        "reason": "2 workers -> 3 workers: tried 3 times, again in 5 s: "
+        "worker 4 was killed by signal 9 before it could join",
+    }
+
+
+@pytest.mark.parametrize(
+    ("request_", "pending"),
+    [
+        (ResizeAsked("q", 2), ()),
+        (ResizeAsked("q", 4), (0, 1, 5, 6)),
+        (RemovalAsked("q", (1,), True, "moved"), (0, 5, 6)),
+        (SlowFound(1, "worker 1 takes 9 times as long"), (0,)),
+    ],
+    ids=["withdrawn", "replaced by more", "with another wish", "with less than there is"],
+)
+def test_whatever_else_is_wanted_ends_a_pause(pair: Job, request_: Event, pending: tuple[int, ...]) -> None:
+    pair.hear(ResizeAsked("r", 3))
+    fails(pair, 3)
+    pair.hear(request_)
+    assert (pair.state.attempts, pair.state.pause_s) == (0, 0.0)
+    assert (pair.state.pending.members if pair.state.pending else ()) == pending
+
+
+def test_asking_for_the_same_again_does_not_shorten_a_pause(pair: Job) -> None:
+    pair.hear(ResizeAsked("r", 3))
+    fails(pair, 3)
+    assert pair.hear(ResizeAsked("q", 3)) == (
+        Answer("q", True, "3 workers are wanted already; the next try is within 5 s"),
+    )
+    assert pair.state.pause_s == 5.0
+
+
+def test_nobody_waits_at_a_planned_step_for_newcomers_that_have_failed_three_times() -> None:
+    job = Job(1, schedule=(Change(10, 2), Change(10_000, 1))).train()
+    job.hear(Progressed(0, 9, 0.1))
+    fails(job, 3)
+    assert job.one(Release) == Release((0,), 0, 10_000)
+    job.hear(PauseOver())
+    assert (job.state.target, job.state.pending.hold_at) == (2, 0)
+
+
+def test_a_planned_change_takes_the_place_of_one_that_waits_to_be_tried_again() -> None:
+    job = Job(3, schedule=(Change(1000, 1),)).train()
+    job.hear(WorkerExited(2, -9), Stopped(0, 0, 5), Stopped(1, 0, 5))
+    job.regrouped()
+    fails(job, 3)
+    assert job.hear(Progressed(0, 500, 1.0)) == ()
+    job.hear(Progressed(0, 990, 1.0))
+    assert (job.state.pending.members, job.state.pending.hold_at) == ((0,), 1000)
+
+
+def test_a_wish_to_move_a_worker_is_kept_during_a_pause(pair: Job) -> None:
+    pair.hear(RemovalAsked("r", (0,), True, "the node is drained"))
+    fails(pair, 3)
+    pair.hear(PauseOver())
+    assert pair.state.pending.members == (1, 5)
+
+
+def test_a_redeal_that_fails_three_times_is_left_until_it_is_measured_anew(pair: Job) -> None:
+    pair.hear(UnevenFound(0, {0: 30.0, 1: 10.0}, "uneven"))
+    for _ in range(3):
+        pair.hear(pair.post(0), pair.post(1), BuildFailed(0, pair.state.pending.generation, "no space"))
+    assert (pair.state.pending, pair.state.speeds, pair.state.pause_s) == (None, {}, 0.0)
 
 
 def test_a_build_that_fails_is_abandoned_by_all(pair: Job) -> None:
@@ -348,6 +449,16 @@ def test_another_loss_while_the_survivors_build_is_regrouped_again() -> None:
     job.hear(job.post(0), Stopped(0, 0, 5))  # it could not map worker 1's page
     job.hear(WorkerExited(1, -9))
     assert job.one(Form).formation.members == (0,)
+
+
+def test_members_that_cannot_go_on_though_nobody_is_lost_begin_anew_but_not_for_ever(pair: Job) -> None:
+    for times in range(MOST_LOSSES):
+        pair.hear(Stopped(0, times, 5), Stopped(1, times, 5))
+        assert pair.reasons() == ["worker 0, 1 could not go on: 2 workers go on"]
+        pair.regrouped()
+    pair.hear(Stopped(0, MOST_LOSSES, 5))
+    assert pair.phase is Phase.STOPPING
+    assert "could not go on at step 5, 12 times in a row" in pair.state.failure
 
 
 def test_newcomers_survive_a_loss_that_comes_before_the_change(pair: Job) -> None:
@@ -440,14 +551,41 @@ def test_with_fewer_than_the_minimum_survivors_wait_with_their_state() -> None:
     assert job.members == (0, 3, 4)
 
 
-def test_survivors_that_wait_in_vain_are_a_failure() -> None:
-    job = Job(2, minimum=2).train()
-    job.hear(WorkerExited(1, -9), Stopped(0, 0, 5))
+def test_survivors_that_are_too_few_wait_for_others_and_say_so_however_often_none_come() -> None:
+    job = Job(2, minimum=2, schedule=(Change(1000, 3),)).train()
+    job.hear(WorkerExited(1, -9), Stopped(0, 0, 995))
     job.regrouped()
-    for worker in (2, 3, 4):
-        job.hear(WorkerExited(worker, -9))
-    assert job.phase is Phase.STOPPING
-    assert "1 worker left, fewer than the minimum of 2, and no others came" in job.state.failure
+    fails(job, 2)
+    for attempts, seconds in ((3, 5), (4, 10), (5, 20)):
+        fails(job)
+        said = f"waiting for others; tried {attempts} times, again in {seconds} s: worker {attempts + 1} was killed"
+        assert job.reasons()[-1].startswith(f"1 worker left, fewer than the minimum of 2: {said}")
+        assert job.phase is Phase.TRAINING
+        assert job.hear(Progressed(0, 995, 0.1)) == ()  # though a planned change is near
+        job.hear(PauseOver())
+        assert job.state.pending.hold_at == 1
+    job.let_in().switch()
+    assert len(job.members) == 2
+
+
+# -- checkpoints that are asked for -----------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_is_asked_for_is_everybodys_wish(pair: Job) -> None:
+    before = pair.state
+    pair.hear(CheckpointAsked("c"))
+    assert pair.one(Save) == Save((0, 1))
+    assert pair.one(Answer) == Answer("c", True, "a checkpoint will be written after the next step")
+    assert pair.state == before
+
+
+def test_nobody_writes_a_checkpoint_while_nobody_trains(pair: Job) -> None:
+    refused = pair.hear(WorkerExited(1, -9), CheckpointAsked("c"))[-1]
+    assert isinstance(refused, Answer)
+    assert not refused.accepted
+    assert "nobody trains at the moment (regrouping)" in refused.reason
+    job = Job(1).train()
+    assert job.hear(InterruptAsked(), CheckpointAsked("c"))[-1].accepted is False
 
 
 # -- uneven workers --------------------------------------------------------------------------------------------------

@@ -391,3 +391,12 @@ def test_many_jobs_are_answered_with_few_rounds() -> None:
     course = world_of(there, basis("elasticflow"), 100.0).run(draw=None, until=())
     assert course.rows < 200 * 40
     assert len(course.ends) == 200
+
+
+def test_a_forward_run_that_has_used_up_its_time_looks_once() -> None:
+    jobs = [spec(f"j{i}", 1, 3600.0, submit=NOW, deadline_s=NOW + 4300.0, max_workers=1) for i in range(12)]
+    pressed = snapshot(*map(waiting, jobs))
+    dear = world_of(pressed, basis("elasticflow"), 1e9).run(draw=None, until=())
+    cheap = replace(world_of(pressed, basis("elasticflow"), 1e9), run_ms=0.1).run(draw=None, until=())
+    assert dear.rows > 10 * cheap.rows
+    assert cheap.ends.keys() == dear.ends.keys()

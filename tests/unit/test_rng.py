@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from concertina.runtime.rng import RandomState, numpy_state, python_state, torch_state
+from concertina.runtime.rng import RandomState, numpy_state, python_state, seed_everything, torch_state
 
 
 def same(a, b) -> bool:
@@ -87,5 +87,20 @@ def test_a_snapshot_of_what_has_not_moved_is_the_same_object() -> None:
         assert after.python is before.python
         before.restore()
         assert RandomState.capture(before).same_as(before)
+    finally:
+        found.restore()
+
+
+def test_states_that_take_turns_without_being_drawn_from_stay_the_same_objects() -> None:
+    found = RandomState.capture()
+    try:
+        states = []
+        for seed in (1, 2):
+            seed_everything(seed)
+            states.append(RandomState.capture())
+        for _ in range(3):
+            for state in states:
+                state.restore()
+                assert RandomState.capture(state) is state
     finally:
         found.restore()

@@ -173,3 +173,18 @@ def test_a_policy_nobody_knows_is_refused_with_the_list() -> None:
 
 def test_every_policy_names_its_source() -> None:
     assert all(policy.paper and policy.name == name for name, policy in POLICIES.items())
+
+
+def test_new_jobs_that_a_round_has_no_work_left_for_are_answered_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    strict = [view(f"s{i}", 1) for i in range(4)]
+    strict = [replace(one, spec=replace(one.spec, deadline_s=2000.0)) for one in strict]
+    snapshot = Snapshot(now=0.0, cluster=Cluster.parse("1x4"), jobs=(*strict, view("loose", 1)))
+    assert len(run_round(snapshot, policy_named("elasticflow"), Curves()).answers) == 5
+    monkeypatch.setattr("concertina.policies.round.ADMIT_WORK", 3)  # 1 and 2 jobs filled in for the first two
+    plan = run_round(snapshot, policy_named("elasticflow"), Curves())
+    assert [answer.job_id for answer in plan.answers] == ["s0", "s1"]
+    assert set(plan.placement.nodes) == {"s0", "s1"}
+    assert set(plan.notes) == {"s0", "s1"}
+    taken = [replace(one, phase=JobPhase.WAITING) for one in strict[:2]]
+    later = replace(snapshot, jobs=(*taken, *strict[2:], view("loose", 1)))
+    assert [answer.job_id for answer in run_round(later, policy_named("elasticflow"), Curves()).answers] == ["s2"]

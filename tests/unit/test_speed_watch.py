@@ -1,5 +1,6 @@
 """Who is slow, who stands still and who is silent: from signs of life to findings."""
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -129,3 +130,48 @@ def test_a_worker_that_others_wait_for_within_a_step_is_found(
         elif seen:
             break
     assert [f.worker for f in seen] == found
+
+
+# -- links between workers -------------------------------------------------------------------------------------------
+
+
+def complain(watch: SpeedWatch, now: float, *, of: int = 0, seconds: float = 60.0) -> None:
+    for n in range(3):
+        cut = ((of, seconds),) if n == 1 else ()
+        watch.heard(n, now, Sign(waits_s=60.0, cut=cut))
+
+
+def cut_off(watch: SpeedWatch, state: State, now: float) -> list[int]:
+    return [finding.worker for finding in watch.findings(state, now) if isinstance(finding, StuckFound)]
+
+
+def test_a_worker_that_is_let_go_for_a_link_is_found_once_and_what_it_says_counts_no_more(watch: SpeedWatch) -> None:
+    state = job((1, 1, 1))
+    complain(watch, 1.0)
+    assert cut_off(watch, state, 1.0) == [1]
+    complain(watch, 1.5, of=2)
+    assert cut_off(watch, state, 1.5) == []
+
+
+def test_a_complaint_that_was_not_repeated_counts_no_more(watch: SpeedWatch) -> None:
+    state = job((1, 1, 1))
+    complain(watch, 1.0)
+    for n in range(3):
+        watch.heard(n, 4.0)  # it is alive, and has said nothing about itself
+    assert cut_off(watch, state, 4.0) == []
+
+
+def test_a_link_that_has_been_down_for_less_than_the_limit_of_silence_costs_nobody(watch: SpeedWatch) -> None:
+    state = job((1, 1, 1))
+    complain(watch, 1.0, seconds=9.9)
+    assert cut_off(watch, state, 1.0) == []
+    hasty = SpeedWatch(silence_s=0.5, stall_s=60.0, arrive_s=ARRIVE_S)
+    complain(hasty, 1.0, seconds=3.9)
+    assert cut_off(hasty, state, 1.0) == []  # the ends of a link do not notice within such a time
+
+
+def test_signs_of_life_cross_the_network_as_json() -> None:
+    sign = Sign(generation=3, waits_s=1.5, cut=((4, 2.5), (7, 0.0)))
+    fields = {name: getattr(sign, name) for name in sign.__dataclass_fields__}
+    assert Sign.from_json(json.loads(json.dumps(fields))) == sign
+    assert Sign.from_json({"step": 3}) == Sign(step=3)

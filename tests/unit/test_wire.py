@@ -13,8 +13,8 @@ import pytest
 from concertina.runtime import segments
 from concertina.runtime.desk import Desk
 from concertina.runtime.fabric import Fabric, PeersLost, Post
-from concertina.runtime.segments import Segment
-from concertina.runtime.wire import WireThread
+from concertina.runtime.segments import Segment, Unreachable
+from concertina.runtime.wire import UNANSWERED_SECONDS, Owner, WireThread
 from concertina.runtime.wire_frames import (
     HELLO_BYTES,
     LONGEST,
@@ -132,8 +132,9 @@ def test_memory_that_nobody_keeps_is_gone(wires: list[WireThread]) -> None:
 def test_a_worker_that_is_gone_cannot_be_opened(wires: list[WireThread]) -> None:
     source = make(wires[0], 4096)
     wires[0].close()
-    with pytest.raises(ConnectionRefusedError):
+    with pytest.raises(Unreachable, match="cannot be reached"):
         read(wires[1], source.address)
+    assert [n for n, _ in wires[1].reach.cut()] == [0]
 
 
 def test_what_was_said_before_the_end_arrives(wires: list[WireThread]) -> None:
@@ -177,6 +178,50 @@ def test_a_broken_connection_is_made_again_and_brings_what_was_missed(wires: lis
     source.memory[:6] = b"missed"
     source.push(0, 6)
     assert eventually(lambda: mirror.memory[:6] == b"missed")
+
+
+def test_a_worker_that_answers_no_more_is_said_to_be_so_until_it_does_again(wires: list[WireThread]) -> None:
+    source = make(wires[0], 4096)
+    mirror = read(wires[1], source.address)
+    assert wires[1].reach.cut() == []
+    place = HOSTS[0], wires[0].port
+    wires[0].close()
+    assert eventually(lambda: [n for n, _ in wires[1].reach.cut()] == [0])
+    assert wires[2].reach.cut() == []  # it has nothing of its
+    with socket.create_server(place) as again:
+        assert eventually(lambda: wires[1].reach.cut() == [])
+        again.accept()[0].close()  # it answers, if only to hang up
+    assert mirror.size == source.size
+
+
+def test_the_time_counts_from_the_break_and_not_from_the_first_try_in_vain(
+    wires: list[WireThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Owner, "wants_connection", False)
+    source = make(wires[0], 4096)
+    mirror = read(wires[1], source.address)
+    wires[0].close()
+    assert eventually(lambda: [n for n, _ in wires[1].reach.cut()] == [0])
+    assert mirror.size == source.size
+
+
+def test_who_was_given_up_is_not_complained_of(wires: list[WireThread]) -> None:
+    source = make(wires[0], 4096)
+    mirror = read(wires[1], source.address)
+    wires[1].seal((0,))
+    wires[0].close()
+    assert eventually(lambda: not wires[1]._links)
+    assert wires[1].reach.cut() == []
+    assert mirror.size == source.size
+
+
+def test_the_kernel_gives_a_connection_up_that_the_other_host_does_not_answer_on(wires: list[WireThread]) -> None:
+    source = make(wires[0], 4096)
+    mirror = read(wires[1], source.address)
+    (link,) = wires[1]._links
+    assert link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert link.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * UNANSWERED_SECONDS
+    assert mirror.size == source.size
 
 
 # -- strangers -------------------------------------------------------------------------------------------------------

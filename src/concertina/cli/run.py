@@ -193,12 +193,21 @@ def _run_on(place: SeveralHosts | None, settings: RunSettings, display: "Display
 
 @contextlib.contextmanager
 def _interruptible(job: Run) -> Iterator[None]:
-    """Ctrl-C and SIGTERM ask the job to stop at a step boundary; a second one ends it at once."""
+    """Ctrl-C and SIGTERM ask the job to stop at a step boundary; a second one ends it at once. SIGUSR1 asks for a
+    checkpoint, as batch systems send it some time before they end a job."""
 
     def ask(number: int, frame: FrameType | None) -> None:
-        job.interrupt()
+        if number != signal.SIGUSR1:
+            job.interrupt()
+        elif job.settings.checkpoint_dir is not None:
+            job.save_soon()
+        else:
+            print(
+                "concertina: SIGUSR1 asks for a checkpoint, and there is no folder for it (--checkpoint DIR)",
+                file=sys.stderr,
+            )
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield
     finally:
@@ -289,7 +298,7 @@ class Display:
             self._say(f"step {event['step']}: the total batch is {event['total']} from here on: {event['reason']}")
         elif kind == "script_answered" and not event["accepted"]:
             self._say(f"the script's wish for workers was refused: {event['reason']}")
-        elif kind in ("worker_lost", "change_abandoned"):
+        elif kind in ("worker_lost", "change_abandoned", "change_paused"):
             self._say(f"step {event.get('step', '')}: {event['reason']}" if "step" in event else event["reason"])
         elif kind == "checkpoint":
             self._say(f"step {event['step']}: checkpoint {event['path']}")

@@ -27,6 +27,8 @@ class Admitted:
     """The deadline that will be kept; None where none was promised."""
     reserved: Mapping[str, Reserved] = field(default_factory=dict)
     """Job id -> what is planned for this job and for others so that it can be kept."""
+    work: int = field(default=0, compare=False)
+    """What the answer took, in jobs filled in: counted, not timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class Rejected:
     reason: str
     earliest_s: float | None = None
     """The earliest deadline that could have been promised."""
+    work: int = field(default=0, compare=False)
+    """What the answer took, in jobs filled in: counted, not timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

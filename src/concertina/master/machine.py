@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from concertina.master import machine_change, machine_loss
-from concertina.master.machine_change import proceed, supersede
-from concertina.master.machine_generation import count, names, release, start_afresh
+from concertina.master.machine_change import fresh_attempts, proceed, supersede
+from concertina.master.machine_generation import count, names, release, start_afresh, with_worker
 from concertina.master.machine_types import (
     EXIT_INTERRUPTED_BY_USER,
     OVER,
@@ -23,18 +23,21 @@ from concertina.master.machine_types import (
     BuildFailed,
     Built,
     Change,
+    CheckpointAsked,
     Commands,
     Dropped,
     Event,
     InterruptAsked,
     KillWorkers,
     NewcomerReady,
+    PauseOver,
     Phase,
     PostOffered,
     Progressed,
     RemovalAsked,
     ResizeAsked,
     Result,
+    Save,
     SlowFound,
     State,
     Stopped,
@@ -79,7 +82,7 @@ def start(
 
 def handle(state: State, event: Event) -> Result:
     """One event. In doubt, an event that fits no more (a late answer, a second report) changes nothing."""
-    if state.phase in OVER and not isinstance(event, ResizeAsked | RemovalAsked):
+    if state.phase in OVER and not isinstance(event, ResizeAsked | RemovalAsked | CheckpointAsked):
         return state, ()
     result: Result = _HANDLERS[type(event)](state, event)
     return result
@@ -93,9 +96,9 @@ def on_resize_asked(state: State, event: ResizeAsked) -> Result:
     if problem:
         return state, (Answer(event.request, False, problem),)
     if event.workers == state.target and not state.schedule:
-        return state, (Answer(event.request, True, f"the job has {count(event.workers)} already, or soon will"),)
+        return state, (Answer(event.request, True, _already(state)),)
     planned = bool(state.schedule)
-    state = supersede(replace(state, target=event.workers, schedule=(), attempts=0))
+    state = supersede(fresh_attempts(replace(state, target=event.workers, schedule=())))
     released: Commands = (release(state),) if planned else ()
     return _accept(state, event.request, f"changing to {count(event.workers)}", released)
 
@@ -107,8 +110,14 @@ def on_removal_asked(state: State, event: RemovalAsked) -> Result:
     more = {n for n in event.workers if not state.workers[n].leaves}
     workers = {n: replace(w, leaves=event.reason or "asked for") if n in more else w for n, w in state.workers.items()}
     target = state.target if event.replaced else max(1, state.minimum, state.target - len(more))
-    state = supersede(replace(state, workers=workers, target=target, attempts=0))
+    state = supersede(fresh_attempts(replace(state, workers=workers, target=target)))
     return _accept(state, event.request, f"removing worker {names(event.workers)}", ())
+
+
+def _already(state: State) -> str:
+    if state.pause_s:
+        return f"{count(state.target)} are wanted already; the next try is within {state.pause_s:g} s"
+    return f"the job has {count(state.target)} already, or soon will"
 
 
 def _accept(state: State, request: str, what: str, released: Commands) -> Result:
@@ -149,6 +158,16 @@ def _cannot_remove(state: State, event: RemovalAsked) -> str:
     if left < state.minimum:
         return f"{count(left)} would be left, fewer than the job's minimum of {state.minimum}"
     return ""
+
+
+def on_checkpoint_asked(state: State, event: CheckpointAsked) -> Result:
+    problem = _ending(state)
+    if not problem and state.phase is not Phase.TRAINING:
+        problem = f"nobody trains at the moment ({state.phase}): ask again when the job has made a step"
+    if problem:
+        return state, (Answer(event.request, False, problem),)
+    accepted = Answer(event.request, True, "a checkpoint will be written after the next step")
+    return state, (accepted, Save(tuple(state.members)))  # to all: one of them may be about to leave
 
 
 def on_interrupt_asked(state: State, event: InterruptAsked) -> Result:
@@ -192,20 +211,23 @@ def on_slow_found(state: State, event: SlowFound) -> Result:
         return state, ()
     workers = {n: replace(w, leaves=event.reason) if n == event.worker else w for n, w in state.workers.items()}
     told = TellStory(event="worker_slow", fields={"worker": event.worker, "step": state.step, "reason": event.reason})
-    state, commands = proceed(replace(state, workers=workers, target=left))
+    state, commands = proceed(fresh_attempts(replace(state, workers=workers, target=left)))
     return state, (told, *commands)
 
 
 def on_stuck_found(state: State, event: StuckFound) -> Result:
     """Only when it has been ended is it surely gone, and the others may go on."""
-    if event.worker not in state.workers:
+    known = state.workers.get(event.worker)
+    if known is None:
         return state, ()
+    state = with_worker(state, event.worker, replace(known, stuck=event.reason))
     told = TellStory(event="worker_stuck", fields={"worker": event.worker, "step": state.step, "reason": event.reason})
     return state, (told, KillWorkers((event.worker,), event.reason))
 
 
 _HANDLERS: dict[type, Any] = {
     WorkerArrived: machine_change.on_worker_arrived,
+    PauseOver: machine_change.on_pause_over,
     PostOffered: machine_loss.on_post_offered,
     NewcomerReady: machine_change.on_newcomer_ready,
     Built: machine_change.on_built,
@@ -222,6 +244,7 @@ _HANDLERS: dict[type, Any] = {
     StuckFound: on_stuck_found,
     ResizeAsked: on_resize_asked,
     RemovalAsked: on_removal_asked,
+    CheckpointAsked: on_checkpoint_asked,
     InterruptAsked: on_interrupt_asked,
 }
 """The table of what is done with each event; `handle` is the only way in."""

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from concertina.master.machine_end import fail
 from concertina.master.machine_generation import (
     PARKED_AT,
     count,
@@ -25,9 +24,9 @@ from concertina.master.machine_types import (
     BuildFailed,
     Built,
     Change,
-    Command,
     Commands,
     NewcomerReady,
+    PauseOver,
     Pending,
     Phase,
     Result,
@@ -40,7 +39,8 @@ from concertina.master.machine_types import (
     WorkerArrived,
 )
 
-ATTEMPTS = 3  # to bring in newcomers for one change
+ATTEMPTS = 3  # at one change, one right after the other
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0  # before the next ones; each pause is twice as long as the one before
 LEAD_SECONDS = 15.0  # newcomers for a planned change are started this long before its step
 GUESSED_PACE = 0.1  # seconds per step, until it has been measured
 
@@ -111,7 +111,7 @@ def proceed(state: State) -> Result:
         return state, ()
     pending = state.pending
     if pending is None:
-        return _begin_change(state) if is_formed(state) else (state, ())
+        return _begin_change(state) if is_formed(state) and not _pauses(state) else (state, ())
     ready = all(state.workers[n].ready for n in pending.joiners) and have_posts(state, pending.members)
     if pending.stage is Stage.STARTING and ready:
         pending = replace(pending, stage=Stage.BUILDING)
@@ -123,8 +123,16 @@ def proceed(state: State) -> Result:
     return state, ()
 
 
+def _pauses(state: State) -> bool:
+    """A planned change that comes up takes the place of the one that is waiting to be tried again."""
+    planned = bool(state.schedule) and _near(state, state.schedule[0]) and not is_parked(state)
+    return bool(state.pause_s) and not planned
+
+
 def _begin_change(state: State) -> Result:
     """What was asked for, planned or measured and is not yet so."""
+    if state.pause_s:
+        state = fresh_attempts(replace(state, target=len(state.members)))
     state, released = _drop_due(state)
     goal, hold_at, why = state.target, PARKED_AT if is_parked(state) else 0, ""
     if _settled(state, goal) and state.schedule and _near(state, state.schedule[0]):
@@ -250,7 +258,7 @@ def complete(state: State, pending: Pending) -> Result:
 
 
 def abandon(state: State, why: str) -> Result:
-    """A change cannot be made as planned; try again, with other newcomers if need be, a few times."""
+    """A change cannot be made as planned; try again, with other newcomers if need be, and after a while with pauses."""
     pending = state.pending
     assert pending is not None
     to = tuple(n for n in everybody(state, pending) if n in state.workers)
@@ -260,32 +268,48 @@ def abandon(state: State, why: str) -> Result:
     )
     state = replace(state, pending=None, attempts=state.attempts + 1)
     if state.attempts >= ATTEMPTS:
-        state, more = _give_up(state, pending, why)
+        state, more = _pause(state, pending, why)
     else:
         state, more = proceed(state)
     return state, (*said, *more)
 
 
-def _give_up(state: State, pending: Pending, why: str) -> Result:
-    """The members stay as they are, and whoever waited for newcomers does so no longer."""
-    if is_parked(state):
-        too_few = f"{count(len(state.members))} left, fewer than the minimum of {state.minimum}, and no others came"
-        return fail(state, 1, f"{too_few}: {why}")
-    planned = state.schedule and state.schedule[0].step == pending.hold_at
-    workers = {n: replace(w, leaves="") for n, w in state.workers.items()}
+def _pause(state: State, pending: Pending, why: str) -> Result:
+    """The members go on as they are, unless they are too few, and nobody waits at a planned step any longer."""
+    planned = state.schedule[0] if state.schedule and state.schedule[0].step == pending.hold_at else None
     state = replace(
         state,
-        attempts=0,
-        target=len(state.members),
-        workers=workers,
+        pause_s=pause_after(state.attempts),
+        target=planned.workers if planned else state.target,
         speeds={n: s for n, s in state.speeds.items() if state.shares == shares_for(state, state.members)},
         schedule=state.schedule[1:] if planned else state.schedule,
     )
-    spare = _idle(state)
-    state, spared = dismiss(state, spare)
-    released: Command = release(state)
-    state, more = proceed(state)
-    return state, (released, *spared, *more)
+    if _settled(state, state.target):  # it was to deal virtual workers anew: that will be measured again
+        return proceed(fresh_attempts(state))
+    state, spared = dismiss(state, _idle(state))
+    return state, (_story_of_pause(state, pending, why), release(state), *spared)
+
+
+def pause_after(attempts: int) -> float:
+    """Seconds, after so many attempts in vain."""
+    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(10, attempts - ATTEMPTS)))
+
+
+def _story_of_pause(state: State, pending: Pending, why: str) -> TellStory:
+    left = f"{count(len(state.members))} left, fewer than the minimum of {state.minimum}: waiting for others; "
+    again = f"tried {state.attempts} times, again in {state.pause_s:g} s: {why}"
+    reason = (left if is_parked(state) else f"{pending.reason}: ") + again
+    fields = {"step": state.step, "attempts": state.attempts, "seconds": state.pause_s, "reason": reason}
+    return TellStory(event="change_paused", fields=fields)
+
+
+def on_pause_over(state: State, event: PauseOver) -> Result:
+    return proceed(replace(state, pause_s=0.0))
+
+
+def fresh_attempts(state: State) -> State:
+    """Something else is wanted than what has failed."""
+    return replace(state, attempts=0, pause_s=0.0)
 
 
 def supersede(state: State) -> State:

@@ -42,6 +42,8 @@ def start_afresh(state: State, reason: str) -> Result:
         workers={n: Worker() for n in numbers},
         next_worker=state.next_worker + state.target,
         pending=None,
+        attempts=0,
+        pause_s=0.0,
         speeds={},
         told=False,
         formed=(),

@@ -35,6 +35,7 @@ from concertina.master.machine_types import (
     Switched,
     TellLost,
     TellStory,
+    Worker,
     WorkerExited,
     WorkerFailed,
 )
@@ -84,13 +85,17 @@ def on_worker_exited(state: State, event: WorkerExited) -> Result:
     pending = state.pending
     joins = pending is not None and event.worker in pending.joiners
     if joins and event.worker not in trainers(state) and pending is not None and pending.stage is not Stage.ARMED:
-        return abandon(state, f"worker {event.worker} {known.said or how(event.code)} before it could join")
+        return abandon(state, f"{_how(event, known.said or known.stuck)} before it could join")
     if event.worker in state.members or joins:
-        return _member_exited(state, event, known.said)
+        return _member_exited(state, event, known)
     return state, ()  # a newcomer that nobody counts on
 
 
-def _member_exited(state: State, event: WorkerExited, said: str) -> Result:
+def _how(event: WorkerExited, why: str) -> str:
+    return f"worker {event.worker} {how(event.code)}" + (f" ({why})" if why else "")
+
+
+def _member_exited(state: State, event: WorkerExited, known: Worker) -> Result:
     worker, code, pending = event.worker, event.code, state.pending
     if code in (EXIT_OK, EXIT_INTERRUPTED):
         return _come_to_its_end(state, event)
@@ -100,8 +105,8 @@ def _member_exited(state: State, event: WorkerExited, said: str) -> Result:
         return on_switched(state, Switched(worker, pending.generation, max(pending.step, state.step)))
     newcomer = pending is not None and worker in pending.joiners and worker not in pending.switched
     if code > 0 and code != EXIT_LEFT and not newcomer:
-        return fail(state, code, state.failure or said or f"worker {worker} {how(code)}")
-    return _lose(state, event)
+        return fail(state, code, state.failure or known.said or f"worker {worker} {how(code)}")
+    return _lose(state, event, known.stuck)
 
 
 def _come_to_its_end(state: State, event: WorkerExited) -> Result:
@@ -117,9 +122,9 @@ def _come_to_its_end(state: State, event: WorkerExited) -> Result:
     return state, (TellLost((event.worker,), rest), *more)
 
 
-def _lose(state: State, event: WorkerExited) -> Result:
+def _lose(state: State, event: WorkerExited, stuck: str) -> Result:
     """A member is gone: everybody else stops at the meeting that it will never come to, and says so."""
-    why = f"worker {event.worker} {how(event.code)}"
+    why = _how(event, stuck)
     told = TellStory(event="worker_lost", fields={"worker": event.worker, "step": state.step, "reason": why})
     if state.phase is Phase.STARTING:
         return restart(state, f"{why} before training began", told)
@@ -148,7 +153,9 @@ def on_stopped(state: State, event: Stopped) -> Result:
 
 def _regroup_from(state: State) -> Result:
     if state.phase is Phase.TRAINING:
-        state = replace(state, phase=Phase.REGROUPING)
+        if state.losses >= MOST_LOSSES:
+            return fail(state, 1, f"workers could not go on at step {state.step}, {MOST_LOSSES} times in a row")
+        state = replace(state, phase=Phase.REGROUPING, losses=state.losses + 1)
     return regroup(state) if state.phase is Phase.REGROUPING else (state, ())
 
 

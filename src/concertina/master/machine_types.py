@@ -50,6 +50,7 @@ class Worker:
     ready: bool = False  # a newcomer: everything is built, it can catch up
     leaves: str = ""  # why it is to go, if it is
     said: str = ""  # why it is about to end
+    stuck: str = ""  # why it is being ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,7 @@ class State:
     record: int = 0  # the farthest step that was ever reached
     pace: float = 0.0  # seconds per step, measured
     attempts: int = 0  # at the change under way
+    pause_s: float = 0.0  # to wait before the next one; 0: none
     losses: int = 0  # times that members were lost since the job last came farther than ever
     resume: bool = False  # whether the next fresh start goes on from a checkpoint
 
@@ -223,6 +225,11 @@ class StuckFound:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseOver:
+    """A change that has failed again and again may be tried once more."""
+
+
+@dataclass(frozen=True, slots=True)
 class ResizeAsked:
     request: str
     workers: int
@@ -236,6 +243,13 @@ class RemovalAsked:
     workers: tuple[int, ...]
     replaced: bool
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAsked:
+    """Whoever schedules wants one now; training goes on."""
+
+    request: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +273,10 @@ Event = (
     | UnevenFound
     | SlowFound
     | StuckFound
+    | PauseOver
     | ResizeAsked
     | RemovalAsked
+    | CheckpointAsked
     | InterruptAsked
 )
 
@@ -316,6 +332,13 @@ class TellLost:
 
 
 @dataclass(frozen=True, slots=True)
+class Save:
+    """Write a checkpoint after the next step: one worker's wish is everybody's."""
+
+    to: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Dismiss:
     """Nothing of what you hold is needed any more: end."""
 
@@ -350,7 +373,7 @@ class Answer:
     reason: str
 
 
-ToWorkers = Form | Arm | Abandon | Release | TellLost | Dismiss
+ToWorkers = Form | Arm | Abandon | Release | TellLost | Save | Dismiss
 Command = StartWorker | ToWorkers | AskToStop | KillWorkers | TellStory | Answer
 Commands = tuple[Command, ...]
 Result = tuple[State, Commands]

@@ -23,7 +23,8 @@ from concertina.core.channel import Channel
 from concertina.core.errors import ConcertinaError, Deposed, StoreError
 from concertina.core.process import die_with_parent
 from concertina.master import machine, state_json
-from concertina.master.machine_types import Change, Command, Event, Progressed, State
+from concertina.master.machine_types import Change, Command, Event, PauseOver, Progressed, State
+from concertina.master.pause_clock import PauseClock
 from concertina.master.speed_watch import Sign, SpeedWatch
 from concertina.master.words import FROM_MASTER, LAUNCHER, decode, event_of, name_of, number_of, seal, words_of
 from concertina.store import Leadership, Store, open_store
@@ -94,6 +95,7 @@ class MasterService:
         self._over_since = 0.0
         self._spec, self._state = self._take_over()
         self._watch = SpeedWatch(self._spec.silence_s, self._spec.stall_s, self._spec.arrive_s)
+        self._pauses = PauseClock()
         self._looked_at = 0.0
 
     def _take_over(self) -> tuple[JobSpec, State]:
@@ -248,7 +250,7 @@ class MasterService:
             self._socket.send_multipart([peer, data], zmq.NOBLOCK)
 
     def _on_sign_of_life(self, worker: int, beat: Mapping[str, Any] | None) -> None:
-        sign = None if beat is None else Sign(**beat)
+        sign = None if beat is None else Sign.from_json(beat)
         self._watch.heard(worker, time.monotonic(), sign)
         if sign is not None:
             self._transition(Progressed(worker, sign.step, sign.pace), save=False)
@@ -261,6 +263,8 @@ class MasterService:
         self._looked_at = now
         for finding in self._watch.findings(self._state, now):
             self._transition(finding)
+        if self._pauses.is_over(self._state, now):
+            self._transition(PauseOver())
 
 
 def _bind(socket: "zmq.Socket[bytes]", host: str, port: int) -> str:

@@ -1,12 +1,16 @@
-"""What signs of life say about workers: who is slow, who stands still, who is silent. Pure; the time is an argument.
+"""What signs of life say about workers: who is slow, who stands still, who is silent, who is cut off from others.
+
+Pure; the time is an argument.
 
 Nothing here is kept for a successor: a new master measures anew. A finding is an event for the machine.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from concertina.core.virtual_plan import deal, step_time
+from concertina.master.cut_links import Complaint, cut_off
 from concertina.master.machine_types import SlowFound, State, StuckFound, UnevenFound
 
 ENOUGH = 4  # steps of a generation that must have been measured
@@ -15,6 +19,8 @@ PATIENCE = 10  # steps that a worker may stay slow after that (EDL 5.4)
 GAIN = 1.3  # how much longer than possible a step must take; below, dealing anew would follow noise
 SAVED_S = 0.02  # seconds per step that it must save at least
 STALL_STEPS = 20  # usual steps that others must have waited for one worker, besides the seconds
+FRESH_SECONDS = 2.0  # what a worker said of others longer ago is no longer relied on
+LEAST_CUT_SECONDS = 4.0  # that a link must have been down, however little silence is borne
 
 Finding = UnevenFound | SlowFound | StuckFound
 
@@ -30,6 +36,13 @@ class Sign:
     turns: int = 0  # steps of this generation that this was measured over
     met: int = 0  # meetings of this generation that the worker has come to
     in_round: bool = False  # between the beginning of a step and the meeting that makes it count
+    waits_s: float = 0.0  # seconds for which it has waited for others
+    cut: tuple[tuple[int, float], ...] = ()  # workers on other hosts that it cannot reach, and for how many seconds
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> "Sign":
+        cut = tuple((int(worker), float(seconds)) for worker, seconds in raw.get("cut", ()))
+        return cls(**{**raw, "cut": cut})
 
 
 @dataclass(slots=True)
@@ -37,6 +50,7 @@ class _Seen:
     sign: Sign
     heard_at: float
     moved_at: float
+    signed_at: float
 
 
 @dataclass(slots=True)
@@ -55,13 +69,13 @@ class SpeedWatch:
     def heard(self, worker: int, now: float, sign: Sign | None = None) -> None:
         seen = self._seen.get(worker)
         if seen is None:
-            self._seen[worker] = _Seen(sign or Sign(), now, now)
+            self._seen[worker] = _Seen(sign or Sign(), now, now, now)
             return
         seen.heard_at = now
         if sign is not None:
             if (sign.generation, sign.met) != (seen.sign.generation, seen.sign.met):
                 seen.moved_at = now
-            seen.sign = sign
+            seen.sign, seen.signed_at = sign, now
 
     def forget(self, worker: int) -> None:
         self._seen.pop(worker, None)
@@ -70,6 +84,7 @@ class SpeedWatch:
         if state.generation != self._generation:
             self._generation, self._uneven_since, self._slow_since = state.generation, -1, {}
         found: list[Finding] = [f for f in self._stuck(state, now) if f.worker not in self._reported]
+        found = found or list(self._cut_off(state, now))
         self._reported |= {f.worker for f in found if isinstance(f, StuckFound)}
         return found or self._uneven(state)
 
@@ -78,7 +93,7 @@ class SpeedWatch:
     def _stuck(self, state: State, now: float) -> list[StuckFound]:
         found = []
         for n, worker in state.workers.items():
-            seen = self._seen.setdefault(n, _Seen(Sign(), now, now))
+            seen = self._seen.setdefault(n, _Seen(Sign(), now, now, now))
             silent = now - seen.heard_at
             if silent > (self.silence_s if worker.desk else self.arrive_s):
                 found.append(StuckFound(n, f"worker {n} gave no sign of life for {silent:.1f} s"))
@@ -94,6 +109,15 @@ class SpeedWatch:
             for n, seen in here.items()
             if seen.sign.in_round and seen.sign.met < farthest and now - seen.moved_at > patience
         ]
+
+    def _cut_off(self, state: State, now: float) -> list[StuckFound]:
+        """Between workers that we all hear, a link is down; whoever is silent is another matter."""
+        told = {
+            n: Complaint(waits_s=seen.sign.waits_s, cut=dict(seen.sign.cut))
+            for n, seen in self._seen.items()
+            if n in state.workers and n not in self._reported and now - seen.signed_at <= FRESH_SECONDS
+        }
+        return cut_off(state, told, max(self.silence_s, LEAST_CUT_SECONDS))
 
     # -- uneven speeds -----------------------------------------------------------------------------------------------
 

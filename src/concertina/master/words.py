@@ -12,6 +12,7 @@ from concertina.master.machine_types import (
     AskToStop,
     BuildFailed,
     Built,
+    CheckpointAsked,
     Command,
     Dropped,
     Event,
@@ -23,6 +24,7 @@ from concertina.master.machine_types import (
     Release,
     RemovalAsked,
     ResizeAsked,
+    Save,
     StartWorker,
     Stopped,
     Switched,
@@ -127,6 +129,8 @@ def _launcher_event(op: str, body: Any) -> Event | None:
         return ResizeAsked(body["request"], body["workers"])
     if op == "remove":
         return RemovalAsked(body["request"], tuple(body["workers"]), body["replaced"], body["reason"])
+    if op == "checkpoint":
+        return CheckpointAsked(body["request"])
     return None
 
 
@@ -158,4 +162,6 @@ def _word(command: ToWorkers) -> dict[str, Any]:
         return {"op": "release", "generation": command.generation, "next_hold": command.next_hold}
     if isinstance(command, TellLost):
         return {"op": "lost", "lost": list(command.lost)}
+    if isinstance(command, Save):
+        return {"op": "save"}
     return {"op": "dismiss"}

@@ -6,8 +6,9 @@ To add one: a file named as in its paper, a frozen dataclass with `name` and `pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from concertina.core.job import Reserved
@@ -37,6 +38,8 @@ class Shares:
     """Notes to find in the table of the next round. None: as they were."""
     reserved: Mapping[str, Reserved] | None = None
     """Job id -> what is planned for it; to be found there as well. None: as it was."""
+    tried: int = 0
+    """Jobs filled in beyond once each, where a promise was in danger: what the decision cost more than usual."""
     wake_s: float | None = None
     """Run a round at this time even if nothing happens before."""
 
@@ -66,3 +69,12 @@ class Policy(Protocol):
     def explain(self, table: Table, row: int, before: int, after: int) -> str:
         """Why this job goes from `before` to `after` devices (or, if both are equal, stays there)."""
         ...
+
+
+def explainer_of(policy: Policy, table: Table) -> Callable[[int, int, int], str]:
+    """`policy.explain` for many rows of one table: (row, before, after) -> why.
+
+    A policy that has to look at all jobs in order to explain one has a method `explainer`, which looks once.
+    """
+    make: Callable[[Table], Callable[[int, int, int], str]] | None = getattr(policy, "explainer", None)
+    return partial(policy.explain, table) if make is None else make(table)

@@ -95,14 +95,14 @@ def move(climbers: list[Climber], free: list[int], *, horizon_s: float) -> bool:
     any_ = False
     movers = [c for c in climbers if c.moves and c.rank and c.kind == c.held_kind]
     for climber in sorted(movers, key=lambda c: (-c.weight, c.tie)):
-        best = (float(climber.ladder.speeds[climber.rank]), climber.kind, climber.rank)
+        best = (climber.ladder.speeds[climber.rank], climber.kind, climber.rank)
         for kind, ladder in enumerate(climber.ladders):
             if ladder is None or kind == climber.kind:
                 continue
             for rank in ladder.levels:
-                faster = float(ladder.speeds[rank])
+                faster = ladder.speeds[rank]
                 lasts = min(horizon_s, climber.left / faster)
-                gains = (faster - best[0]) * lasts > faster * float(ladder.pauses[rank])
+                gains = (faster - best[0]) * lasts > faster * ladder.pauses[rank]
                 if gains and ladder.counts[rank] <= free[kind]:
                     best = (faster, kind, rank)
         if best[1] != climber.kind:
@@ -122,7 +122,7 @@ def lift(climber: Climber, need: float, free: list[int]) -> None:
         for rank in ladder.levels:
             if ladder.counts[rank] > free[kind]:
                 break
-            speed = float(ladder.speeds[rank])
+            speed = ladder.speeds[rank]
             enough = speed >= need
             found = (enough, -float(ladder.counts[rank]) if enough else speed, kind, rank)
             best = found if best is None or found[:2] > best[:2] else best
@@ -149,40 +149,32 @@ def _all_kinds(climber: Climber) -> list[int]:
 def _step(climber: Climber, kind: int, room: int, horizon_s: float, loyalty: float) -> tuple[float, int] | None:
     """(gain per device, rank) of the best step with at most `room` devices; None where none brings anything.
 
-    A step may leave ranks out: where two devices bring little and four bring much, it goes to four at once.
+    A step may leave ranks out: where two devices bring little and four bring much, it goes to four at once. One beyond
+    what the job holds has to bring more than its pause costs, as long as it may last. A job that starts pauses anyway:
+    there only the longer pause counts, and none on the devices it asked for.
     """
     ladder, rank = climber.ladders[kind], climber.rank
     assert ladder is not None
-    counts, speeds = ladder.counts, ladder.speeds
+    counts, speeds, pauses = ladder.counts, ladder.speeds, ladder.pauses
     held = climber.held_rank if climber.held_kind == kind else 0
-    has, speed = counts[rank], float(speeds[rank])
-    best: tuple[float, int] | None = None
-    for above in ladder.levels:
-        if above <= rank:
-            continue
-        extra = counts[above] - has
-        if extra > room:
+    below = held or rank
+    starts_on = 0 if held else climber.asked
+    known_pause = 0.0 if held else pauses[below]
+    has, speed, weight, unit = counts[rank], speeds[rank], climber.weight, climber.unit
+    best, step = 0.0, 0
+    for above in ladder.above[rank]:
+        count, faster = counts[above], speeds[above]
+        if count - has > room:
             break
-        faster = float(speeds[above])
-        gain = climber.weight * (faster - speed) / extra / climber.unit
+        gain = weight * (faster - speed) / (count - has) / unit
         if above <= held:
             gain *= loyalty
-        elif not climber.bold or not _repays(climber, ladder, above, held or rank, horizon_s, starts=not held):
+        elif not climber.bold:
             break
-        if best is None or gain > best[0]:
-            best = gain, above
-    return best
-
-
-def _repays(climber: Climber, ladder: Ladder, above: int, below: int, horizon_s: float, *, starts: bool) -> bool:
-    """Whether more devices bring more than their pause costs, as long as they may last.
-
-    A job that starts pauses anyway: there only the longer pause counts.
-    """
-    if not below or (starts and ladder.counts[above] <= climber.asked):
-        return True
-    faster, pause = float(ladder.speeds[above]), float(ladder.pauses[above])
-    if starts:
-        pause -= float(ladder.pauses[below])
-    lasts = min(horizon_s, climber.left / faster)
-    return (faster - float(ladder.speeds[below])) * lasts > faster * pause
+        elif below and count > starts_on:
+            lasts = min(horizon_s, climber.left / faster)
+            if (faster - speeds[below]) * lasts <= faster * (pauses[above] - known_pause):
+                break
+        if not step or gain > best:
+            best, step = gain, above
+    return (best, step) if step else None

@@ -9,7 +9,7 @@ it brings most (`climb.py`). Why it is so: docs/adr/0102-our-own-policy.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,10 +17,10 @@ import numpy as np
 from concertina.policies.base import Shares
 from concertina.policies.climb import Climber, climb, lift, move
 from concertina.policies.elasticflow import ElasticFlowPolicy
-from concertina.policies.fair_promise import loose_rows, wished, with_wishes
+from concertina.policies.fair_promise import loose_rows, wished
 from concertina.policies.fairness import FLOOR, fairness_of, notes
-from concertina.policies.filling import Claim, Share
-from concertina.policies.promise import Outlook, Terms, arrange, claim_of, entries_of, look_ahead
+from concertina.policies.filling import Claim, Ladder, Share
+from concertina.policies.promise import Claims, Entry, Outlook, Terms, arrange_within, claims_of, entry_of, look_ahead
 from concertina.policies.table import Floats, Ints, Table
 
 
@@ -58,27 +58,42 @@ class ConcertinaPolicy:
         rows = loose_rows(table)
         if not rows.size:
             return self._alone().allocate(table)
-        outlook = look_ahead(table, self.terms)
-        crowd = self._crowd(table, rows)
+        claims = claims_of(table, self.terms)
+        outlook = look_ahead(claims, self.terms)
+        crowd = self._crowd(claims, rows)
         climbers = self._settle(crowd, outlook)
         if outlook.shares and self._behind(crowd, climbers):
             better = self._with_wishes(crowd, outlook)
             if better is not None:
+                better.tried = outlook.tried
                 outlook, climbers = better, self._settle(crowd, better)
         return self._shares(crowd, outlook, climbers)
 
     def explain(self, table: Table, row: int, before: int, after: int) -> str:
         """Its promise; or how it fares beside its fair share, and who goes first."""
+        return self.explainer(table)(row, before, after)
+
+    def explainer(self, table: Table) -> Callable[[int, int, int], str]:
+        """The same for many rows of this table."""
         rows = loose_rows(table)
-        if row not in rows:
-            return self._alone().explain(table, row, before, after)
-        crowd = self._crowd(table, rows)
+        promised, loose = self._alone().explainer(table), set(rows.tolist())
+        crowd = self._crowd(claims_of(table, self.terms), rows) if loose else None
+
+        def explain(row: int, before: int, after: int) -> str:
+            if crowd is None or row not in loose:
+                return promised(row, before, after)
+            return self._fare(crowd, row, before, after)
+
+        return explain
+
+    def _fare(self, crowd: Crowd, row: int, before: int, after: int) -> str:
+        """How a job without a promise fares."""
         place = crowd.place[row]
         rho, shorter = float(crowd.fair.rho[place]), int(np.sum(crowd.size < crowd.size[place]))
         expected = f"expected to take {rho:.1f} times its fair time"
         if rho >= self.floor:
             expected += f" (the floor is {self.floor:g})"
-        promises = len(rows) < len(table)
+        promises = len(crowd.rows) < len(crowd.table)
         if after > before:
             devices = "1 device" if after == 1 else f"{after} devices"
             use = "is" if after == 1 else "are"
@@ -88,17 +103,17 @@ class ConcertinaPolicy:
         comes = "come first" if promises or shorter != 1 else "comes first"
         return f"{f'promises and {first}' if promises else first} {comes}; {expected}"
 
-    def _crowd(self, table: Table, rows: Ints) -> Crowd:
-        return Crowd(table, rows, self.bias, self.loyalty)
+    def _crowd(self, claims: Claims, rows: Ints) -> Crowd:
+        return Crowd(claims, rows, self.bias, self.loyalty)
 
     def _alone(self) -> ElasticFlowPolicy:
         """The rule for promised jobs among themselves."""
         return ElasticFlowPolicy(terms=self.terms, horizon_s=self.horizon_s, loyalty=self.loyalty)
 
-    def _promised(self, table: Table, row: int, share: Share, claim: Claim) -> Climber:
+    def _promised(self, table: Table, row: int, deadline: float, share: Share, claim: Claim) -> Climber:
         ladder = claim.ladders[share.kind]
         assert ladder is not None
-        slack = self.terms.due(table.now, float(table.deadline[row]), self.terms.defended) - share.finish_s
+        slack = self.terms.due(table.now, deadline, self.terms.defended) - share.finish_s
         return Climber(
             row=row,
             ladders=claim.ladders,
@@ -106,9 +121,9 @@ class ConcertinaPolicy:
             held_kind=claim.kind,
             held_rank=claim.rank,
             weight=self.promised,
-            unit=float(ladder.speeds[share.level]) / ladder.counts[share.level],
-            tie=float(table.deadline[row]),
-            bold=slack > 2.0 * float(ladder.pauses[-1]),
+            unit=ladder.speeds[share.level] / ladder.counts[share.level],
+            tie=deadline,
+            bold=slack > 2.0 * ladder.pauses[-1],
             kind=share.kind,
             rank=share.rank,
         )
@@ -117,11 +132,14 @@ class ConcertinaPolicy:
         """Who gets what, given what the promises (and the wishes that were granted) take."""
         table, free = crowd.table, list(crowd.table.capacity)
         granted = {row: share for row, share in outlook.shares.items() if row not in crowd.place}
-        climbers = [self._promised(table, row, share, outlook.claims[row]) for row, share in granted.items()]
+        climbers = [
+            self._promised(table, row, crowd.deadlines[row], share, outlook.claims[row])
+            for row, share in granted.items()
+        ]
         for climber in climbers:
             free[climber.kind] -= climber.count
         needy = self._needy(crowd)
-        loose = self._loose(crowd, outlook, needy, free)
+        loose = self._loose(crowd, needy, free)
         for row, share in outlook.shares.items():
             place = crowd.place.get(row)
             if place in loose and share.rank and row not in outlook.late:
@@ -146,44 +164,55 @@ class ConcertinaPolicy:
         Those below the floor come first, ahead of all that could be done later; then the shortest. If that is
         too much, with fewer of both.
         """
-        table, fair, bounds = crowd.table, crowd.fair, self._bounds(crowd.table, outlook)
+        table, bounds = crowd.table, self._bounds(crowd, outlook)
         terms = replace(self.terms, attempts=0)
-        wishes = wished(table, crowd.rows, fair.fair_s, fair.rest_s, terms)
         needy, short = self._needy(crowd)[: self.wishes], crowd.order[: self.wishes].tolist()
-        at_once = fair.rest_s[needy] / fair.crowd
-        wishes[needy] = wished(table, crowd.rows[needy], at_once, at_once, terms)
+        wishes = self._wishes(crowd, needy, short, terms)
         while needy or short:
-            some = list(dict.fromkeys([*needy, *short]))
-            twin = with_wishes(table, crowd.rows[some], wishes[some])
-            entries = entries_of(twin, outlook.ladders, terms)
-            first = set(crowd.rows[needy].tolist())
-            order = sorted(entries, key=lambda entry: entry.row not in first)
-            plan = arrange(twin, outlook.ladders, order, terms, less=terms.kept_back(table.types))
-            if all(row in plan.shares and plan.shares[row].finish_s <= end for row, end in bounds.items()):
+            some = [wishes[place] for place in dict.fromkeys([*needy, *short]) if place in wishes]
+            first = {wishes[place].row for place in needy if place in wishes}
+            order = sorted(
+                [*outlook.entries, *some], key=lambda entry: (entry.row not in first, entry.deadline, entry.row)
+            )
+            plan = arrange_within(table, order, terms, bounds)
+            if plan is not None:
                 return plan
             needy, short = needy[: len(needy) // 4], short[: len(short) // 4]
         return None
 
-    def _bounds(self, table: Table, outlook: Outlook) -> dict[int, float]:
+    def _wishes(self, crowd: Crowd, needy: list[int], short: list[int], terms: Terms) -> dict[int, Entry]:
+        """What these jobs without a promise are wished, by their place: their fair share, from now on for the needy."""
+        table, fair, rows = crowd.table, crowd.fair, crowd.rows
+        deadlines = wished(table, rows, fair.fair_s, fair.rest_s, terms)
+        at_once = fair.rest_s[needy] / fair.crowd
+        deadlines[needy] = wished(table, rows[needy], at_once, at_once, terms)
+        found = {}
+        for place in dict.fromkeys([*needy, *short]):
+            row, deadline = int(rows[place]), float(deadlines[place])
+            if not table.specs[row].soft:
+                found[place] = entry_of(crowd.claims.of(row), row, deadline, 0, table.now, terms)
+        return found
+
+    def _bounds(self, crowd: Crowd, outlook: Outlook) -> dict[int, float]:
         """When promised jobs have to be done: with all their spare left, or no later than they are without wishes.
 
         So with those that are late: a promise that was lost, with nodes or slots, comes before all wishes.
         """
         return {
-            row: max(self.terms.due(table.now, float(table.deadline[row])), share.finish_s)
+            row: max(self.terms.due(crowd.table.now, crowd.deadlines[row]), share.finish_s)
             for row, share in outlook.shares.items()
         }
 
-    def _loose(self, crowd: Crowd, outlook: Outlook, needy: Sequence[int], free: Sequence[int]) -> dict[int, Climber]:
+    def _loose(self, crowd: Crowd, needy: Sequence[int], free: Sequence[int]) -> dict[int, Climber]:
         """The jobs without a promise that can come into question, by their place among these."""
         room = max(sum(free), 0)
         chosen = {*crowd.order[:room].tolist(), *np.flatnonzero(crowd.held).tolist(), *needy[:room]}
+        rows, weights, sizes, asked = crowd.columns
         found = {}
         for place in sorted(chosen):
-            row = int(crowd.rows[place])
-            left = float(crowd.left[place])
-            claim = claim_of(crowd.table, row, left, outlook.ladders, elastic=True)
-            unit = best_unit(claim)
+            row = rows[place]
+            claim = crowd.claims.of(row)
+            unit = crowd.unit(row)
             if unit > 0:
                 found[place] = Climber(
                     row=row,
@@ -191,10 +220,10 @@ class ConcertinaPolicy:
                     left=claim.left,
                     held_kind=claim.kind,
                     held_rank=claim.rank,
-                    weight=float(crowd.weights[place]),
+                    weight=weights[place],
                     unit=unit,
-                    tie=1e15 + float(crowd.size[place]),
-                    asked=int(crowd.table.gpus[row]),
+                    tie=1e15 + sizes[place],
+                    asked=asked[row],
                     moves=True,
                 )
         return found
@@ -241,6 +270,7 @@ class ConcertinaPolicy:
             level=levels,
             stamp=stamps,
             reserved=outlook.reserved(table),
+            tried=outlook.tried,
             wake_s=None if wake == math.inf else wake,
         )
 
@@ -260,10 +290,11 @@ class ConcertinaPolicy:
 class Crowd:
     """The jobs without a promise, by columns."""
 
-    def __init__(self, table: Table, rows: Ints, bias: float, loyalty: float) -> None:
+    def __init__(self, claims: Claims, rows: Ints, bias: float, loyalty: float) -> None:
+        table = claims.table
         self.table, self.rows = table, rows
+        self.claims = claims if claims.elastic else Claims(table, claims.ladders, elastic=True)
         self.place = {row: place for place, row in enumerate(rows.tolist())}
-        self.left: Floats = table.left()[rows]
         self.held: Ints = table.held[rows]
         self.size: Floats = table.time_left()[rows] * table.gpus[rows]
         """Device-seconds to go on the devices asked for."""
@@ -272,10 +303,25 @@ class Crowd:
         self.order: Ints = np.argsort(eager, kind="stable")
         self.weights = weights_by_rank(eager, bias)
         self.fair = fairness_of(table, rows)
+        self.columns: tuple[list[int], list[float], list[float], list[int]] = (
+            rows.tolist(), self.weights.tolist(), self.size.tolist(), table.gpus.tolist(),
+        )  # fmt: skip
+        """Rows, weights and sizes by place, devices asked for by row: to be read one by one."""
+        self.deadlines: list[float] = table.deadline.tolist()
+        self._fair_speeds: list[float] = (table.asked_speed / self.fair.crowd).tolist()
+        self._units: dict[int, float] = {}
 
     def fair_speed(self, row: int) -> float:
         """The speed of its fair share."""
-        return float(self.table.asked_speed[row]) / self.fair.crowd
+        return self._fair_speeds[row]
+
+    def unit(self, row: int) -> float:
+        """Speed per device at a job's first step."""
+        ladders = self.claims.of(row).ladders
+        found = self._units.get(id(ladders))
+        if found is None:
+            found = self._units[id(ladders)] = best_unit(ladders)
+        return found
 
 
 def weights_by_rank(size: Floats, bias: float) -> Floats:
@@ -286,11 +332,11 @@ def weights_by_rank(size: Floats, bias: float) -> Floats:
     return weights
 
 
-def best_unit(claim: Claim) -> float:
+def best_unit(ladders: Sequence[Ladder | None]) -> float:
     """Speed per device at the first step, on the type where that is best; 0: it can run nowhere."""
     found = 0.0
-    for ladder in claim.ladders:
+    for ladder in ladders:
         if ladder is not None and ladder.levels:
             first = ladder.levels[0]
-            found = max(found, float(ladder.speeds[first]) / ladder.counts[first])
+            found = max(found, ladder.speeds[first] / ladder.counts[first])
     return found

@@ -14,7 +14,7 @@ from dataclasses import replace
 from concertina.core.job import JobSpec
 from concertina.core.plan import Admitted, Rejected
 from concertina.policies.filling import Claim, Filling, Ladders, sizes_of
-from concertina.policies.promise import Entry, Outlook, arrange, entries_of, promised_rows
+from concertina.policies.promise import Claims, Effort, Entry, Outlook, arrange, entries_of, promised_rows
 from concertina.policies.scaling_curve import LawCurve, ScalingCurve
 from concertina.policies.table import Table, allowed_types
 from concertina.policies.terms import Terms
@@ -25,12 +25,11 @@ class Counter:
 
     def __init__(self, job: JobSpec, curve: ScalingCurve, table: Table, terms: Terms) -> None:
         self.table, self.terms = table, terms
-        self.ladders = Ladders(table.types, table.capacity, terms.cost)
-        self.entries = entries_of(table, self.ladders, terms)
-        allowed, sizes = allowed_types(job, table.types), sizes_of(job, elastic=terms.elastic)
-        kinds = range(len(table.types))
-        steps = [self.ladders.of(curve, k, sizes) if allowed >> k & 1 else None for k in kinds]
-        self.claim = Claim(work_of(job, curve), steps)
+        ladders = Ladders(table.types, table.capacity, terms.cost)
+        self.entries = entries_of(Claims(table, ladders, elastic=terms.elastic), terms)
+        sizes = sizes_of(job, elastic=terms.elastic)
+        self.claim = Claim(work_of(job, curve), ladders.by_type(curve, allowed_types(job, table.types), sizes))
+        self.effort = Effort(terms.effort)
         self._known: Outlook | None = None
         self.plan: Outlook | None = None
         """How all can be in time, once a deadline was found that can be promised."""
@@ -41,7 +40,9 @@ class Counter:
         """Why this deadline can not be promised to the newcomer; empty if it can."""
         if self._fastest_s() > self.terms.due(self.table.now, deadline) - self.table.now:
             return "it can not be done by then on any number of devices"
-        why = self._refusal(deadline, self.entries, self.terms)
+        why = self._refusal(deadline, self.entries, replace(self.terms, attempts=0))
+        if why and not self._hopeless():
+            why = self._refusal(deadline, self.entries, self.terms)
         if why and self._strained():
             why = self._refusal(deadline, self._eased(), self.terms)
         return why
@@ -72,16 +73,15 @@ class Counter:
     def _fastest_s(self) -> float:
         """Seconds the newcomer takes if it gets all it can use and turns out slow."""
         tops = [ladder for ladder in self.claim.ladders if ladder is not None and ladder.top]
-        runs = [float(self.claim.left / top.speeds[-1] * (1.0 + self.terms.headroom)) for top in tops]
-        return min(
-            (run + float(top.pauses[-1]) + top.start_s for run, top in zip(runs, tops, strict=True)), default=math.inf
-        )
+        runs = [self.claim.left / top.speeds[-1] * (1.0 + self.terms.headroom) for top in tops]
+        starts = [top.pauses[-1] + top.start_s for top in tops]
+        return min((run + start for run, start in zip(runs, starts, strict=True)), default=math.inf)
 
     def _refusal(self, deadline: float, entries: list[Entry], terms: Terms) -> str:
         newcomer = Entry(self.claim, -1, deadline, (terms.due(self.table.now, deadline),), 0)
         firm = [replace(entry, dues=entry.dues[:1]) for entry in entries]
         order = sorted([*firm, newcomer], key=lambda entry: entry.deadline)
-        outlook = arrange(self.table, self.ladders, order, terms)
+        outlook = arrange(self.table, order, terms, self.effort, rush=False)
         lost = {entry.row for entry in entries if entry.lost}
         late = [row for row in outlook.late if row not in lost]
         if not late:
@@ -93,8 +93,12 @@ class Counter:
     def _today(self) -> Outlook:
         """How the promised jobs fare without the newcomer."""
         if self._known is None:
-            self._known = arrange(self.table, self.ladders, self.entries, self.terms)
+            self._known = arrange(self.table, self.entries, self.terms, self.effort)
         return self._known
+
+    def _hopeless(self) -> bool:
+        """Whether not even those who are there can all be in time: then they can not beside a newcomer."""
+        return bool(self._today().loss[0])
 
     def _strained(self) -> bool:
         """Whether some job has not even today the spare it should have."""
@@ -141,6 +145,7 @@ class Line:
         if self.filled < 0:
             return False
         counter, filling = self.counter, self.filling.copy()
+        counter.effort.spend(len(self.entries) - self.filled)
         due = counter.terms.due(counter.table.now, deadline)
         newcomer = Entry(counter.claim, -1, deadline, (due,), 0)
         place = bisect_right(self.entries, deadline, lo=self.filled, key=lambda entry: entry.deadline)
@@ -172,13 +177,16 @@ def admit(job: JobSpec, curve: ScalingCurve, table: Table, terms: Terms) -> Admi
         reason = "its deadline can be kept, and so can all others"
         assert counter.plan is not None
         reserved = counter.plan.reserved(table, job.id)
-        return Admitted(job_id=job.id, reason=reason, promised_s=job.deadline_s, reserved=reserved)
+        return Admitted(
+            job_id=job.id, reason=reason, promised_s=job.deadline_s, reserved=reserved, work=counter.effort.spent
+        )
     earliest = counter.earliest(job.deadline_s)
     hint = "no deadline could be promised" if earliest is None else f"{earliest:.0f} s could be promised"
     return Rejected(
         job_id=job.id,
         reason=f"deadline {job.deadline_s:.0f} s: {why}; {hint}",
         earliest_s=earliest,
+        work=counter.effort.spent,
     )
 
 

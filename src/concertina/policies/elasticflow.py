@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from concertina.policies.base import Shares
 from concertina.policies.filling import Claim, Ladder, Share
-from concertina.policies.promise import Outlook, Terms, claim_of, look_ahead
+from concertina.policies.promise import Claims, Outlook, Terms, claims_of, look_ahead
 from concertina.policies.table import Table
 
 
@@ -59,14 +59,15 @@ class ElasticFlowPolicy:
 
     def allocate(self, table: Table) -> Shares:
         """Minimum shares, then steps by marginal return."""
-        outlook = look_ahead(table, self.terms)
+        claims = claims_of(table, self.terms)
+        outlook = look_ahead(claims, self.terms)
         free = list(table.capacity)
         climbers: list[Climber] = []
         for row, share in outlook.shares.items():
             climber = self._promised(table, row, share, outlook.claims[row])
             climbers.append(climber)
             free[share.kind] -= climber.ladder.counts[share.rank]
-        climbers += self._others(table, outlook, free)
+        climbers += self._others(claims, outlook, free)
         self._climb(climbers, free)
         workers, kinds = np.zeros(len(table), dtype=np.int64), np.full(len(table), -1, dtype=np.int64)
         levels = np.zeros(len(table), dtype=np.int64)
@@ -82,47 +83,53 @@ class ElasticFlowPolicy:
                     wake = min(wake, planned.grows_s)
         wake_s = None if wake == math.inf else max(wake, table.now + 1.0)
         reserved = outlook.reserved(table)
-        return Shares(workers=workers, kind=kinds, level=levels, wake_s=wake_s, reserved=reserved)
+        return Shares(workers=workers, kind=kinds, level=levels, wake_s=wake_s, reserved=reserved, tried=outlook.tried)
 
     def explain(self, table: Table, row: int, before: int, after: int) -> str:
         """Its promise, or what the promises leave."""
-        if math.isinf(table.deadline[row]) or table.specs[row].soft:
-            what = "best effort" if math.isinf(table.deadline[row]) else "soft deadline"
-            left = "1 device is" if after == 1 else f"{after} devices are"
-            return f"{what}: {left} left by the promises and by steps that bring more"
-        outlook = look_ahead(table, self.terms)
-        share = outlook.shares.get(row)
-        if share is None or row in outlook.late:
-            return "its deadline can not be met with the devices there are; only promises that can be kept come first"
-        count = outlook.claims[row].ladders[share.kind].counts[share.rank]  # type: ignore[union-attr]
-        least = f"{'1 device now keeps' if count == 1 else f'{count} devices now keep'} its deadline"
-        return least if after <= count else f"{least}; further ones bring most here"
+        return self.explainer(table)(row, before, after)
+
+    def explainer(self, table: Table) -> Callable[[int, int, int], str]:
+        """The same for many rows of this table."""
+        known: list[Outlook] = []
+
+        def explain(row: int, before: int, after: int) -> str:
+            if math.isinf(table.deadline[row]) or table.specs[row].soft:
+                what = "best effort" if math.isinf(table.deadline[row]) else "soft deadline"
+                left = "1 device is" if after == 1 else f"{after} devices are"
+                return f"{what}: {left} left by the promises and by steps that bring more"
+            if not known:
+                known.append(look_ahead(claims_of(table, self.terms), self.terms))
+            return _promise_of(known[0], row, after)
+
+        return explain
 
     def _promised(self, table: Table, row: int, share: Share, claim: Claim) -> Climber:
         ladder = claim.ladders[share.kind]
         assert ladder is not None
         held = claim.rank if claim.kind == share.kind else 0
         deadline = float(table.deadline[row])
-        worth = ladder.counts[share.level] / float(ladder.speeds[share.level])
+        worth = ladder.counts[share.level] / ladder.speeds[share.level]
         slack = self.terms.due(table.now, deadline, self.terms.defended) - share.finish_s
-        bold = slack > 2.0 * float(ladder.pauses[-1])
+        bold = slack > 2.0 * ladder.pauses[-1]
         return Climber(row, share.kind, ladder, share.rank, held, worth, deadline, claim.left, bold)
 
-    def _others(self, table: Table, outlook: Outlook, free: Sequence[int]) -> list[Climber]:
+    def _others(self, claims: Claims, outlook: Outlook, free: Sequence[int]) -> list[Climber]:
         """Jobs without a promise: soft deadlines by deadline, then best effort, the shortest first."""
+        table = claims.table
         rows = [row for row in range(len(table)) if row not in outlook.claims]
         if not rows:
             return []
         found = []
-        left, time_left = table.left(), table.time_left()
+        time_left = table.time_left()
         for row in rows:
-            claim = claim_of(table, row, float(left[row]), outlook.ladders, elastic=self.terms.elastic)
+            claim = claims.of(row)
             kind = _roomiest(claim, free)
             ladder = claim.ladders[kind] if kind >= 0 else None
             if ladder is None:
                 continue
             first = ladder.levels[0]
-            worth = ladder.counts[first] / float(ladder.speeds[first])
+            worth = ladder.counts[first] / ladder.speeds[first]
             deadline = float(table.deadline[row])
             tie = deadline if math.isfinite(deadline) else 1e15 + float(time_left[row])
             held = claim.rank if claim.kind == kind else 0
@@ -153,7 +160,7 @@ class ElasticFlowPolicy:
         above = ladder.next_above(rank)
         if not above:
             return None
-        speed, faster = float(ladder.speeds[rank]), float(ladder.speeds[above])
+        speed, faster = ladder.speeds[rank], ladder.speeds[above]
         gain = (faster - speed) / (ladder.counts[above] - ladder.counts[rank]) * climber.worth
         if above <= climber.held:
             return gain * self.loyalty, above
@@ -161,9 +168,18 @@ class ElasticFlowPolicy:
             if not climber.bold:
                 return None
             lasts = min(self.horizon_s, climber.left / faster)
-            if rank and (faster - speed) * lasts <= faster * float(ladder.pauses[above]):
+            if rank and (faster - speed) * lasts <= faster * ladder.pauses[above]:
                 return None
         return gain, above
+
+
+def _promise_of(outlook: Outlook, row: int, after: int) -> str:
+    share = outlook.shares.get(row)
+    if share is None or row in outlook.late:
+        return "its deadline can not be met with the devices there are; only promises that can be kept come first"
+    count = outlook.claims[row].ladders[share.kind].counts[share.rank]  # type: ignore[union-attr]
+    least = f"{'1 device now keeps' if count == 1 else f'{count} devices now keep'} its deadline"
+    return least if after <= count else f"{least}; further ones bring most here"
 
 
 def _roomiest(claim: Claim, free: Sequence[int]) -> int:

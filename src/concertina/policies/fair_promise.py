@@ -63,11 +63,13 @@ def admit_fairly(job: JobSpec, curve: ScalingCurve, table: Table, terms: Terms) 
     deadlines = wished(table, rows, fair.alone_s, fair.rest_s / fair.crowd, terms)[worst]
     twin, terms = with_wishes(table, rows[worst], deadlines), replace(terms, quotas=())
     if why := _held_up(job, curve, table, rows, fair):
-        return _refusal(job, why, Counter(job, curve, twin, terms).earliest(answer.promised_s))
-    answer = admit(job, curve, twin, terms)
-    if isinstance(answer, Admitted):
-        return answer
-    return _refusal(job, "jobs without a deadline would lose their share", answer.earliest_s)
+        counter = Counter(job, curve, twin, terms)
+        return _refusal(job, why, counter.earliest(answer.promised_s), answer.work + counter.effort.spent)
+    fair_answer = admit(job, curve, twin, terms)
+    work = answer.work + fair_answer.work
+    if isinstance(fair_answer, Admitted):
+        return replace(fair_answer, work=work)
+    return _refusal(job, "jobs without a deadline would lose their share", fair_answer.earliest_s, work)
 
 
 def _held_up(job: JobSpec, curve: ScalingCurve, table: Table, rows: Ints, fair: Fairness) -> str:
@@ -87,6 +89,7 @@ def _held_up(job: JobSpec, curve: ScalingCurve, table: Table, rows: Ints, fair: 
     return f"{table.specs[int(rows[place])].id} is on its way to {fair.rho[place]:.1f} times its fair time{less}"
 
 
-def _refusal(job: JobSpec, why: str, earliest: float | None) -> Rejected:
+def _refusal(job: JobSpec, why: str, earliest: float | None, work: int) -> Rejected:
     could = "no deadline could be promised" if earliest is None else f"{earliest:.0f} s could be promised"
-    return Rejected(job_id=job.id, reason=f"deadline {job.deadline_s:.0f} s: {why}; {could}", earliest_s=earliest)
+    reason = f"deadline {job.deadline_s:.0f} s: {why}; {could}"
+    return Rejected(job_id=job.id, reason=reason, earliest_s=earliest, work=work)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -61,7 +61,10 @@ class Ladder:
     A rank that brings no speed over a lower one stands for the lower one.
     """
 
-    __slots__ = ("_by_count", "by_level", "counts", "devices", "levels", "pauses", "ranks", "speeds", "start_s", "top")
+    __slots__ = (
+        "_by_count", "above", "by_level", "counts", "devices", "levels",
+        "pause_at", "pauses", "ranks", "speed_at", "speeds", "start_s", "top",
+    )  # fmt: skip
 
     def __init__(self, curve: ScalingCurve, kind: str, sizes: tuple[int, int], ranks: int, cost: ChangeCost):
         low, high = sizes
@@ -77,14 +80,18 @@ class Ladder:
         """Rank -> the lowest rank that is as fast."""
         self.counts = counts
         self.devices: Ints = np.array(counts, dtype=np.int64)
-        self.speeds: Floats = np.array(speeds)
-        self.pauses: Floats = np.array([cost.of(count) for count in counts])
+        self.speeds, self.pauses = speeds, [cost.of(count) for count in counts]
+        self.speed_at: Floats = np.array(speeds)
+        self.pause_at: Floats = np.array(self.pauses)
+        """Both again, to look up many ranks at once."""
         self.start_s = cost.start_s
         """More, where it held nothing before."""
         self.levels = sorted(set(use) - {0})
         self.top = self.levels[-1] if self.levels else 0
+        self.above = [[level for level in self.levels if level > rank] for rank in range(ranks)]
+        """Rank -> the ranks that are faster."""
         grid = np.minimum(np.array(self.levels, dtype=np.int64)[:, None], np.arange(ranks)[None, :])
-        self.by_level: Floats = self.speeds[grid]
+        self.by_level: Floats = self.speed_at[grid]
         """Speed by level and by rank of what is free."""
         self._by_count = {counts[level]: level for level in self.levels}
 
@@ -94,7 +101,8 @@ class Ladder:
 
     def next_above(self, rank: int) -> int:
         """The next rank that is faster; 0: none."""
-        return next((level for level in self.levels if level > rank), 0)
+        above = self.above[rank]
+        return above[0] if above else 0
 
 
 class Ladders:
@@ -105,6 +113,17 @@ class Ladders:
         self.ranks = [rank_of(count) + 1 for count in capacity]
         self.cost = cost
         self._known: dict[tuple[int, int, int, int], Ladder] = {}
+        self._steps: dict[tuple[int, int, tuple[int, int]], list[Ladder | None]] = {}
+
+    def by_type(self, curve: ScalingCurve, allowed: int, sizes: tuple[int, int]) -> Sequence[Ladder | None]:
+        """The ladders of jobs with this curve; None for a type whose bit in `allowed` is not set."""
+        key = (id(curve), allowed, sizes)
+        found = self._steps.get(key)
+        if found is None:
+            kinds = range(len(self.types))
+            found = [self.of(curve, kind, sizes) if allowed >> kind & 1 else None for kind in kinds]
+            self._steps[key] = found
+        return found
 
     def of(self, curve: ScalingCurve, kind: int, sizes: tuple[int, int]) -> Ladder:
         """The ladder of jobs with this curve on this type; `sizes` are the fewest and most workers."""
@@ -169,14 +188,32 @@ _TICK = 1e-5
 """Seconds that do not matter."""
 _EVER = 1e12
 """Seconds: longer than anything takes."""
+_FEW = 6
+"""Takings that are written one by one: for fewer, sorting them is not worth it."""
 
 
 class Profile:
-    """Free devices of one type over time: `edges[i]` begins stretch i, the last one never ends."""
+    """Free devices of one type over time: `edges[i]` begins stretch i, the last one never ends.
 
-    __slots__ = ("_edges", "_free", "_rank_of", "_ranks", "_size")
+    Most jobs take one level from the first moment at which anything is free until they are done. As long as never fewer
+    devices are free than at that moment, what they find and what they leave is told by two numbers; such takings are
+    written into the stretches together, once somebody has to look at these (`_write`).
+    """
+
+    __slots__ = (
+        "_edges", "_first", "_free", "_low", "_now", "_rank_of", "_ranks", "_rises", "_size", "_start", "_takings",
+    )  # fmt: skip
 
     def __init__(self, now: float, free: int, room: int) -> None:
+        self._now = self._start = now
+        self._first = 0
+        """The first stretch in which anything is free, which begins at `start`."""
+        self._low = free
+        """Devices free in it, takings counted."""
+        self._rises = True
+        """Whether never fewer are free later."""
+        self._takings: list[tuple[float, int]] = []
+        """(end, devices) of what is taken from `start` on and not yet written into the stretches."""
         self._rank_of = ranks_up_to(free)
         self._edges: Floats = np.empty(room + 2)
         self._free: Ints = np.empty(room + 2, dtype=np.int64)
@@ -186,55 +223,64 @@ class Profile:
 
     def copy(self) -> Profile:
         """One to try things on."""
+        self._write()
         other = Profile.__new__(Profile)
         other._edges, other._free = self._edges.copy(), self._free.copy()
         other._ranks, other._size, other._rank_of = self._ranks.copy(), self._size, self._rank_of
+        other._now, other._start, other._first = self._now, self._start, self._first
+        other._low, other._rises, other._takings = self._low, self._rises, []
         return other
 
     def pieces(self) -> list[tuple[float, int]]:
         """(begin, free devices) of each stretch."""
+        self._write()
         n = self._size
         return list(zip(self._edges[:n].tolist(), self._free[:n].tolist(), strict=True))
 
     def fill(self, claim: Claim, kind: int, until: float) -> Share | None:
         """Take the lowest level that is done by `until`; None (and nothing taken) if none is."""
         ladder = claim.ladders[kind]
-        now = float(self._edges[0])
-        if ladder is None or not ladder.top or until <= now:
+        if ladder is None or not ladder.top or until <= self._now:
             return None
-        k = int(self._edges[: self._size].searchsorted(until))
-        lowest = int(self._ranks[:k].min())
-        return self._fill_flat(claim, kind, ladder, until, lowest) or self._fill_higher(
-            claim, kind, ladder, until, lowest, k
-        )
+        if self._rises:
+            lowest = rank_of(self._low)
+        else:
+            k = int(self._edges[: self._size].searchsorted(until))
+            lowest = int(np.minimum.reduce(self._ranks[self._first : k], initial=len(ladder.ranks)))
+        share = self._fill_flat(claim, kind, ladder, until, lowest)
+        if share is not None or ladder.top <= lowest or until <= self._start:
+            return share
+        return self._fill_higher(claim, kind, ladder, until, lowest)
 
     def _fill_flat(self, claim: Claim, kind: int, ladder: Ladder, until: float, lowest: int) -> Share | None:
-        """The lowest level in time of those that are free all along."""
-        now, need = float(self._edges[0]), claim.left / claim.pace
-        held = claim.rank if claim.kind == kind else 0
+        """The lowest level in time of those that are free all along, once anything is."""
+        start, need, floor, waits = self._start, claim.left / claim.pace, claim.floor, self._first > 0
+        held = claim.rank if claim.kind == kind and not waits else 0
         for level in ladder.levels:
             if level > lowest:
                 return None
-            if level < claim.floor and level < ladder.top:
+            if level < floor and level < ladder.top:
                 continue
-            pause = claim.busy_s
+            pause, speed = claim.busy_s, ladder.speeds[level]
             if held != level:  # a change does not end before the one that is under way
-                pause = max(pause, float(ladder.pauses[level]) + (0.0 if held else ladder.start_s))
-            finish = now + pause + need / float(ladder.speeds[level])
-            if finish <= until:
+                pause = max(pause, ladder.pauses[level]) if held else ladder.pauses[level] + ladder.start_s
+            finish = start + pause + need / speed
+            if finish <= until and (not waits or (until - start - pause) * speed >= need):
                 self._take_flat(finish, ladder.counts[level])
-                return Share(kind, level, level, finish, ((now, level),))
+                if waits:
+                    return Share(kind, level, 0, finish, ((self._now, 0), (start, level)))
+                return Share(kind, level, level, finish, ((start, level),))
         return None
 
-    def _fill_higher(self, claim: Claim, kind: int, ladder: Ladder, until: float, lowest: int, k: int) -> Share | None:
+    def _fill_higher(self, claim: Claim, kind: int, ladder: Ladder, until: float, lowest: int) -> Share | None:
         """The lowest level in time of the others, where there is less for a while."""
-        if ladder.top <= lowest:
-            return None
-        edges = self._edges[:k]
-        lengths = np.empty(k)
+        self._write()
+        first, k = self._first, int(self._edges[: self._size].searchsorted(until))
+        edges = self._edges[first:k]
+        lengths = np.empty(k - first)
         np.subtract(edges[1:], edges[:-1], out=lengths[:-1])
         lengths[-1] = until - edges[-1]
-        reach = ladder.by_level @ np.bincount(self._ranks[:k], lengths, len(ladder.ranks))
+        reach = ladder.by_level @ np.bincount(self._ranks[first:k], lengths, len(ladder.ranks))
         for index in np.flatnonzero(reach >= claim.left / claim.pace).tolist():
             level = ladder.levels[index]
             if level <= lowest or (level < claim.floor and level < ladder.top):
@@ -249,6 +295,7 @@ class Profile:
         ladder = claim.ladders[kind]
         if ladder is None or not ladder.top:
             return None
+        self._write()
         far = float(self._edges[self._size - 1]) + _EVER
         best: tuple[float, int] | None = None
         for level in reversed(ladder.levels) if until < math.inf else (ladder.top,):
@@ -259,77 +306,134 @@ class Profile:
             return None
         return self._fill_uneven(claim, kind, best[1], best[1], far, self._size)
 
-    def follow(self, claim: Claim, kind: int, runs: Sequence[Run], until: float) -> Share | None:
+    def follow(self, claim: Claim, kind: int, runs: Sequence[Run], ends: float, until: float) -> Share | None:
         """Take what an earlier plan says, or what there is of it; its last stretch lasts until the job is done.
 
-        None (and nothing taken) if it is not done by `until`.
+        Where another was to begin when this one `ends`, rounding must not make that an overlap, which would cost a
+        change: within a tick it is done then. None (and nothing taken) if it is not done by `until`.
         """
         ladder = claim.ladders[kind]
-        if ladder is None or not ladder.top or until <= self._edges[0]:
+        if ladder is None or not ladder.top or until <= self._now:
             return None
+        self._write()
         begins, ranks = np.array([begin for begin, _ in runs]), np.array([rank for _, rank in runs])
-        for begin in begins[begins > self._edges[0]].tolist():
+        for begin in begins[begins > self._now].tolist():
             self._split(begin)
         k = int(self._edges[: self._size].searchsorted(until))
-        # it ends where another begins: rounding must not make that an overlap, which would cost a change
-        claim = replace(claim, left=max(claim.left - _TICK * float(ladder.speeds[-1]), claim.left / 2))
         at = np.maximum(begins.searchsorted(self._edges[:k], side="right") - 1, 0)
-        return self._fill_uneven(claim, kind, int(ranks.max()), ranks[at], until, k)
+        return self._fill_uneven(claim, kind, int(ranks.max()), ranks[at][self._first :], until, k, ends=ends)
 
     def _fill_uneven(
-        self, claim: Claim, kind: int, level: int, wanted: int | Ints, until: float, k: int
+        self,
+        claim: Claim,
+        kind: int,
+        level: int,
+        wanted: int | Ints,
+        until: float,
+        k: int,
+        *,
+        ends: float | None = None,
     ) -> Share | None:
         """Take `wanted` ranks or what there is in the first k stretches, with a pause at every change."""
         ladder = claim.ladders[kind]
         assert ladder is not None
-        found = self._uneven(claim, kind, wanted, until, k)
+        found = self._uneven(claim, kind, wanted, until, k, ends=ends)
         if found is None:
             return None
         finish, taken, runs = found
-        end = self._split(finish)
-        self._free[:end] -= ladder.devices[taken[:end] if end <= k else taken]
+        first, end = self._first, self._split(finish)
+        self._free[first:end] -= ladder.devices[taken[: end - first]]
         self._rank(end)
+        self._look()
         return Share(kind, level, runs[0][1], finish, runs)
 
     def _uneven(
-        self, claim: Claim, kind: int, wanted: int | Ints, until: float, k: int
+        self, claim: Claim, kind: int, wanted: int | Ints, until: float, k: int, *, ends: float | None = None
     ) -> tuple[float, Ints, tuple[Run, ...]] | None:
-        """(end, rank by stretch, runs) of that; None where it is not done by `until`."""
+        """(end, rank by stretch from the first on in which anything is free, runs) of that; None: not by `until`."""
         ladder = claim.ladders[kind]
         assert ladder is not None
         need = claim.left / claim.pace
-        taken = ladder.ranks[np.minimum(self._ranks[:k], wanted)]
-        begins = np.flatnonzero(taken[1:] != taken[:-1]) + 1
-        begins = np.concatenate(([0], begins))
-        runs = taken[begins]
-        starts = self._edges[begins]
-        pauses = ladder.pauses[runs]
+        first = self._first
+        if k <= first:
+            return None
+        taken = ladder.ranks[np.minimum(self._ranks[first:k], wanted)]
+        places = np.concatenate(((0,), (taken[1:] != taken[:-1]).nonzero()[0] + 1))
+        runs, starts = taken[places], self._edges[first + places]
+        if first and runs[0]:  # until then it waits
+            runs, starts = np.concatenate(((0,), runs)), np.concatenate(((self._now,), starts))
+        else:
+            starts[0] = self._now
+        pauses = ladder.pause_at[runs]
         held = claim.rank if claim.kind == kind else 0
         if ladder.start_s:
-            pauses[(runs > 0) & (np.concatenate(([held], runs[:-1])) == 0)] += ladder.start_s
-        pauses[0] = claim.busy_s if runs[0] == held else max(float(pauses[0]), claim.busy_s * (runs[0] > 0))
+            pauses[(runs > 0) & (np.concatenate(((held,), runs[:-1])) == 0)] += ladder.start_s
+        if runs[0] == held:
+            pauses[0] = claim.busy_s
+        elif runs[0]:  # a change does not end before the one that is under way
+            pauses[0] = max(float(pauses[0]), claim.busy_s)
         lengths = np.empty(len(starts))
         np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
         lengths[-1] = until - starts[-1]
-        done = np.cumsum(np.maximum(lengths - pauses, 0.0) * ladder.speeds[runs])
-        last = int(done.searchsorted(need))
+        done = (np.maximum(lengths - pauses, 0.0) * ladder.speed_at[runs]).cumsum()
+        enough = need if ends is None else max(need - _TICK * ladder.speeds[-1], need / 2)
+        last = int(done.searchsorted(enough))
         if last == len(done):
             return None
-        speed = float(ladder.speeds[runs[last]])
+        speed = ladder.speeds[runs[last]]
         before = float(done[last - 1]) if last else 0.0
         finish = float(starts[last] + pauses[last]) + (need - before) / speed
+        if ends is not None:
+            planned = abs(finish - ends) <= _TICK and ends > starts[last]
+            finish = ends if planned else min(finish, float(starts[last] + lengths[last]))
         if finish > until:
             return None
         last += 1
         return finish, taken, tuple(zip(starts[:last].tolist(), runs[:last].tolist(), strict=True))
 
     def _take_flat(self, finish: float, count: int) -> None:
-        end = self._split(finish)
-        self._free[:end] -= count
-        self._rank(end)
+        self._low -= count
+        self._takings.append((finish, count))
+        if not self._rises or not self._low:
+            self._write()
+            self._look()
+
+    def _look(self) -> None:
+        """Find where anything is free first, and whether less is later."""
+        self._first += int((self._free[self._first : self._size] > 0).argmax())
+        self._start, self._low = float(self._edges[self._first]), int(self._free[self._first])
+        self._rises = self._low <= int(np.minimum.reduce(self._free[self._first : self._size]))
+
+    def _write(self) -> None:
+        """Take out of the stretches what was taken."""
+        if len(self._takings) < _FEW:
+            for finish, count in self._takings:
+                end = self._split(finish)
+                self._free[self._first : end] -= count
+                self._rank(end)
+        else:
+            self._write_many()
+        self._takings = []
+
+    def _write_many(self) -> None:
+        """The same as one after the other, by columns."""
+        first, n = self._first, self._size
+        ends, counts = (np.array(column) for column in zip(*self._takings, strict=True))
+        order = ends.argsort(kind="stable")
+        given_back = np.concatenate(([0], np.cumsum(counts[order])))
+        before, free = self._edges[first:n], self._free[first:n]
+        edges = np.unique(np.concatenate((before, ends)))
+        taken = given_back[-1] - given_back[ends[order].searchsorted(edges, side="right")]
+        free = free[before.searchsorted(edges, side="right") - 1] - taken
+        room = np.zeros(len(ends) + 2, dtype=np.int64)
+        self._size = first + len(edges)
+        self._edges = np.concatenate((self._edges[:first], edges, room))
+        self._free = np.concatenate((self._free[:first], free, room))
+        self._ranks = self._rank_of.take(self._free, mode="clip")
 
     def _rank(self, end: int) -> None:
-        self._rank_of.take(self._free[:end], out=self._ranks[:end], mode="clip")
+        at = slice(self._first, end)
+        self._rank_of.take(self._free[at], out=self._ranks[at], mode="clip")
 
     def _split(self, when: float) -> int:
         """Make `when` an edge; how many stretches end by then."""
@@ -345,6 +449,8 @@ class Profile:
         self._edges[at] = when
         self._free[at], self._ranks[at] = self._free[at - 1], self._ranks[at - 1]
         self._size = n + 1
+        if at <= self._first:
+            self._first += 1
         return at
 
 
@@ -369,9 +475,9 @@ class Filling:
                 return share
         return None
 
-    def follow(self, claim: Claim, kind: int, runs: Sequence[Run], until: float) -> Share | None:
-        """Fill a job in as an earlier plan says."""
-        return self.profiles[kind].follow(claim, kind, runs, until)
+    def follow(self, claim: Claim, kind: int, runs: Sequence[Run], ends: float, until: float) -> Share | None:
+        """Fill a job in as an earlier plan says, which ends then."""
+        return self.profiles[kind].follow(claim, kind, runs, ends, until)
 
     def rush(self, claim: Claim, until: float = math.inf) -> Share | None:
         """Fill a job in so that it is done as early as it can be, if that is by `until`; else on its highest level."""
@@ -385,9 +491,11 @@ class Filling:
             self.profiles[best.kind] = chosen
         return best
 
-    def _kinds(self, claim: Claim) -> list[int]:
+    def _kinds(self, claim: Claim) -> Sequence[int]:
+        if len(claim.ladders) == 1:
+            return (0,)
         kinds = [kind for kind, ladder in enumerate(claim.ladders) if ladder is not None and ladder.top]
         if len(kinds) > 1:
-            speeds = [0.0 if ladder is None else float(ladder.speeds[-1]) for ladder in claim.ladders]
+            speeds = [0.0 if ladder is None else ladder.speeds[-1] for ladder in claim.ladders]
             kinds.sort(key=lambda kind: (kind != claim.kind, -speeds[kind]))
         return kinds

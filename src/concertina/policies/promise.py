@@ -7,8 +7,9 @@ anew), defended with part of it, and only then kept to the second. Pure arithmet
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -44,13 +45,16 @@ class Outlook:
     """Every promised job filled in, by row."""
 
     filling: Filling
-    ladders: Ladders
+    entries: list[Entry]
+    """The jobs filled in, by deadline."""
     claims: dict[int, Claim]
     shares: dict[int, Share] = field(default_factory=dict)
     late: list[int] = field(default_factory=list)
     """Rows that can not be in time."""
     lost: int = 0
     """How many of these could not even if they were alone: no other arrangement helps them."""
+    tried: int = 0
+    """Jobs filled in for other arrangements than the first."""
     short_s: float = 0.0
     """Seconds that jobs in time lack of the spare they should have, over all of them."""
 
@@ -76,34 +80,55 @@ def promised_rows(table: Table) -> list[int]:
     return [row for row in strict if math.isfinite(table.deadline[row])]
 
 
-def claim_of(table: Table, row: int, left: float, ladders: Ladders, *, elastic: bool) -> Claim:
-    """The job in a row, with what it holds and how fast it was seen to be."""
-    spec, curve = table.specs[row], table.curves[row]
-    sizes, allowed = sizes_of(spec, elastic=elastic), int(table.allowed[row])
-    steps = [ladders.of(curve, k, sizes) if allowed >> k & 1 else None for k in range(len(table.types))]
-    held, kind = int(table.held[row]), int(table.kind[row])
-    claim = Claim(left, steps)
-    if held and (ladder := steps[kind]) is not None:
-        rank = ladder.rank_holding(held)
-        if rank:
-            claim.kind, claim.rank = kind, rank
-            claim.busy_s = max(float(table.resume[row]) - table.now, 0.0)
-            claim.pace = min(float(table.speed[row]) / float(ladder.speeds[rank]), 1.0) or 1.0
-    return claim
+class Claims:
+    """The jobs of a table, each with what it holds and how fast it was seen to be: made once for a whole decision."""
+
+    def __init__(self, table: Table, ladders: Ladders, *, elastic: bool) -> None:
+        self.table, self.ladders, self.elastic = table, ladders, elastic
+        self._left: list[float] = table.left().tolist()
+        self._allowed: list[int] = table.allowed.tolist()
+        self._held: list[int] = table.held.tolist()
+        self._known: dict[int, Claim] = {}
+
+    def of(self, row: int) -> Claim:
+        """The job in a row."""
+        found = self._known.get(row)
+        if found is None:
+            found = self._known[row] = self._make(row)
+        return found
+
+    def _make(self, row: int) -> Claim:
+        table, held = self.table, self._held[row]
+        sizes = sizes_of(table.specs[row], elastic=self.elastic)
+        steps = self.ladders.by_type(table.curves[row], self._allowed[row], sizes)
+        claim = Claim(self._left[row], steps)
+        if held:
+            kind = int(table.kind[row])
+            ladder = steps[kind]
+            rank = 0 if ladder is None else ladder.rank_holding(held)
+            if ladder is not None and rank:
+                claim.kind, claim.rank = kind, rank
+                claim.busy_s = max(float(table.resume[row]) - table.now, 0.0)
+                claim.pace = min(float(table.speed[row]) / ladder.speeds[rank], 1.0) or 1.0
+        return claim
 
 
-def entries_of(table: Table, ladders: Ladders, terms: Terms) -> list[Entry]:
+def entries_of(claims: Claims, terms: Terms) -> list[Entry]:
     """The promises of a table, by deadline."""
-    left, levels = table.left(), table.level
-    found = []
-    for row in promised_rows(table):
-        claim = claim_of(table, row, float(left[row]), ladders, elastic=terms.elastic)
-        deadline = float(table.deadline[row])
-        dues = (terms.due(table.now, deadline, terms.defended), deadline)
-        entry = Entry(claim, row, deadline, dues, int(levels[row]), lost=table.now + _alone_s(claim) > deadline)
-        _recall(entry, table.reserved.get(table.specs[row].id, ()))
-        found.append(entry)
+    table = claims.table
+    rows = promised_rows(table)
+    deadlines, levels = table.deadline.tolist(), table.level.tolist()
+    found = [entry_of(claims.of(row), row, deadlines[row], levels[row], table.now, terms) for row in rows]
+    if table.reserved:
+        for entry in found:
+            _recall(entry, table.reserved.get(table.specs[entry.row].id, ()))
     return found
+
+
+def entry_of(claim: Claim, row: int, deadline: float, level: int, now: float, terms: Terms) -> Entry:
+    """A promise to a job; nothing was planned for it yet."""
+    dues = (terms.due(now, deadline, terms.defended), deadline)
+    return Entry(claim, row, deadline, dues, level, lost=now + _alone_s(claim) > deadline)
 
 
 def _alone_s(claim: Claim) -> float:
@@ -113,7 +138,7 @@ def _alone_s(claim: Claim) -> float:
         if ladder is not None and ladder.top:
             stays = claim.kind == kind and claim.rank == ladder.top
             pause = claim.busy_s if stays else 0.0
-            best = min(best, pause + claim.left / claim.pace / float(ladder.speeds[-1]))
+            best = min(best, pause + claim.left / claim.pace / ladder.speeds[-1])
     return best
 
 
@@ -128,23 +153,47 @@ def _recall(entry: Entry, reserved: Reserved) -> None:
         entry.runs = tuple((begin, ladder.rank_holding(count)) for begin, _, count in reserved[:-1])
 
 
-def look_ahead(table: Table, terms: Terms) -> Outlook:
+def claims_of(table: Table, terms: Terms) -> Claims:
+    """The jobs of a table on these terms."""
+    return Claims(table, Ladders(table.types, table.capacity, terms.cost), elastic=terms.elastic)
+
+
+class Effort:
+    """What may still be spent on arrangements, and what was spent, in jobs filled in."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.spent = 0
+
+    def spend(self, jobs: int) -> None:
+        """What is done in any case."""
+        self.left -= jobs
+        self.spent += jobs
+
+    def allows(self, jobs: int) -> bool:
+        """Whether there is enough left for so many more, which are spent then."""
+        enough = jobs <= self.left
+        if enough:
+            self.spend(jobs)
+        return enough
+
+
+def look_ahead(claims: Claims, terms: Terms) -> Outlook:
     """Fill in all promised jobs; those that can not be in time take what they can."""
-    ladders = Ladders(table.types, table.capacity, terms.cost)
-    entries = entries_of(table, ladders, terms)
-    back = terms.kept_back(table.types)
-    best = arrange(table, ladders, entries, terms, less=back)
+    table, entries = claims.table, entries_of(claims, terms)
+    jobs, back = len(entries), terms.kept_back(table.types)
+    effort = Effort(terms.effort + jobs)
+    best = arrange(table, entries, terms, effort, less=back)
     if any(back) and best.loss > _NONE:  # the reserve is there for this
-        best = _better(best, arrange(table, ladders, entries, terms))
+        best = _better(best, arrange(table, entries, terms, effort))
     if best.loss[0] and terms.attempts:
-        best = _better(best, arrange(table, ladders, _as_promised(table, entries, terms), terms))
-    for fewer in terms.fewer if best.loss[0] and terms.attempts else ():
-        less = [fewer] * len(table.types)
-        best = _better(best, arrange(table, ladders, entries, terms, less=less))
-        asked = _as_promised(table, entries, terms)
-        best = _better(best, arrange(table, ladders, asked, terms, less=less))
-        if not best.loss[0]:
-            break
+        trials = [(0, True), *((fewer, asked) for fewer in terms.fewer for asked in (False, True))]
+        for fewer, asked in trials:
+            if (not asked and not best.loss[0]) or effort.left < jobs:
+                break
+            some = _as_promised(table, entries, terms) if asked else entries
+            best = _better(best, arrange(table, some, terms, effort, less=[fewer] * len(table.types)))
+    best.entries, best.tried = entries, effort.spent - jobs
     return best
 
 
@@ -167,20 +216,23 @@ def _as_promised(table: Table, entries: list[Entry], terms: Terms) -> list[Entry
     ]
 
 
-def arrange(table: Table, ladders: Ladders, entries: list[Entry], terms: Terms, *, less: Sequence[int] = ()) -> Outlook:
-    """The first arrangement in which nobody is late or short of spare, or the best.
+def arrange(
+    table: Table, entries: list[Entry], terms: Terms, effort: Effort, *, less: Sequence[int] = (), rush: bool = True
+) -> Outlook:
+    """The first arrangement in which nobody is late or short of spare, or the best, as far as the effort goes.
 
     Who is late keeps what it holds if that costs nobody else anything: it could be late because devices are away for a
-    moment, and to stop it would only make it later. `less` are devices by type to leave out.
+    moment, and to stop it would only make it later. `less` are devices by type to leave out. Without `rush` nobody asks
+    what those get who are late.
     """
     capacity = [
         max(count - fewer, 0) for count, fewer in zip(table.capacity, less or [0] * len(table.capacity), strict=True)
     ]
-    best = _arranged(table, capacity, ladders, entries, terms)
+    best = _arranged(table, capacity, entries, terms, effort, rush=rush)
     stopped = [entry for entry in entries if entry.row in best.late and _rank(best, entry) < entry.claim.rank]
-    if not stopped:
+    if not rush or not stopped or not effort.allows(len(entries)):
         return best
-    kept = _fill_in(table.now, capacity, ladders, entries, terms, keep=False, first=stopped)
+    kept = _fill_in(table.now, capacity, entries, terms, keep=False, first=stopped)
     return kept if kept.loss <= best.loss else best
 
 
@@ -190,42 +242,65 @@ def _rank(outlook: Outlook, entry: Entry) -> int:
     return share.rank if share is not None and share.kind == entry.claim.kind else 0
 
 
-def _arranged(table: Table, capacity: list[int], ladders: Ladders, entries: list[Entry], terms: Terms) -> Outlook:
+def _arranged(
+    table: Table, capacity: list[int], entries: list[Entry], terms: Terms, effort: Effort, *, rush: bool
+) -> Outlook:
     """By deadline with levels as low as possible; exactly as the last round has planned, which is possible for as
     long as nothing came between; by deadline with the levels of the last round; with the late ones in front.
     """
-    best = _fill_in(table.now, capacity, ladders, entries, terms, keep=False)
+    jobs = len(entries)
+    effort.spend(jobs)
+    best = _fill_in(table.now, capacity, entries, terms, keep=False, rush=rush)
     if best.loss == _NONE or not terms.attempts:
         return best
-    if any(entry.runs for entry in entries):
-        best = _better(best, _as_planned(table.now, capacity, ladders, entries))
-        delay = min(_delay(table.now, capacity, entries), terms.spare_s) if best.loss > _NONE else 0.0
-        if delay > 0.0:
-            best = _better(best, _as_planned(table.now, capacity, ladders, entries, later=delay))
+    if any(entry.runs for entry in entries) and effort.allows(jobs):
+        best = _better(best, _as_planned(table.now, capacity, entries, rush=rush))
+        if best.loss > _NONE and effort.allows(2 * jobs):
+            delay = min(_delay(table.now, capacity, entries), terms.spare_s)
+            if delay > 0.0:
+                best = _better(best, _as_planned(table.now, capacity, entries, later=delay, rush=rush))
     order = entries
     for attempt in range(terms.attempts if best.loss[0] and terms.elastic else 0):
+        if not effort.allows(jobs):
+            break
         keep = attempt == 0
         if not keep:
             late = set(best.late)
             order = [e for e in order if e.row in late] + [e for e in order if e.row not in late]
-        best = _better(best, _fill_in(table.now, capacity, ladders, order, terms, keep=keep))
+        best = _better(best, _fill_in(table.now, capacity, order, terms, keep=keep, rush=rush))
         if not best.loss[0]:
             break
     return best
 
 
+def arrange_within(table: Table, entries: list[Entry], terms: Terms, bounds: Mapping[int, float]) -> Outlook | None:
+    """In this order with levels as low as possible, if every row of `bounds` is done by then.
+
+    None as soon as one is not: what comes after it would change nothing.
+    """
+    back = terms.kept_back(table.types)
+    capacity = [max(count - fewer, 0) for count, fewer in zip(table.capacity, back, strict=True)]
+    plan = _fill_in(table.now, capacity, entries, terms, keep=False, bounds=bounds)
+    in_time = all(row in plan.shares and plan.shares[row].finish_s <= end for row, end in bounds.items())
+    return plan if in_time else None
+
+
 def _fill_in(
     now: float,
     capacity: list[int],
-    ladders: Ladders,
     entries: list[Entry],
     terms: Terms,
     *,
     keep: bool,
+    rush: bool = True,
+    bounds: Mapping[int, float] = MappingProxyType({}),
     first: Sequence[Entry] = (),
 ) -> Outlook:
-    """One job after the other on its lowest level; before them the `first`, late ones that stay on what they hold."""
-    outlook = _empty(now, capacity, ladders, entries)
+    """One job after the other on its lowest level; as far as the first that is done later than its bound.
+
+    Before them the `first`: late ones that stay on what they hold.
+    """
+    outlook = _empty(now, capacity, entries)
     waiting: list[Entry] = []
     for entry in first:
         _give_up(outlook, entry)
@@ -235,31 +310,33 @@ def _fill_in(
             continue
         entry.claim.floor = entry.level if keep else 0
         if _settle(outlook, entry):
+            if bounds and outlook.shares[entry.row].finish_s > bounds.get(entry.row, math.inf):
+                return outlook
             continue
         _give_up(outlook, entry)
         if terms.give_up:
             waiting.append(entry)
         else:
             _rush(outlook, entry)
-    for entry in waiting:
+    for entry in waiting if rush else ():
         _rush(outlook, entry)
     return outlook
 
 
 def _as_planned(
-    now: float, capacity: list[int], ladders: Ladders, entries: list[Entry], *, later: float = 0.0
+    now: float, capacity: list[int], entries: list[Entry], *, later: float = 0.0, rush: bool = True
 ) -> Outlook:
     """Every job as it was planned last, all so many seconds later; those without a plan in what is left.
 
     What was possible then is possible now; if it was held up, it still is so many seconds later.
     """
-    outlook = _empty(now, capacity, ladders, entries)
+    outlook = _empty(now, capacity, entries)
     others: list[Entry] = []
     for entry in entries:
         share = None
         if entry.runs and not entry.lost:
             runs = [(begin + later, rank) for begin, rank in entry.runs]
-            share = outlook.filling.follow(entry.claim, entry.kind, runs, entry.dues[-1])
+            share = outlook.filling.follow(entry.claim, entry.kind, runs, entry.finish_s + later, entry.dues[-1])
         if share is None:
             others.append(entry)
         else:
@@ -267,7 +344,8 @@ def _as_planned(
     late = [entry for entry in others if not _settle(outlook, entry)]
     for entry in late:
         _give_up(outlook, entry)
-        _rush(outlook, entry)
+        if rush:
+            _rush(outlook, entry)
     return outlook
 
 
@@ -276,7 +354,9 @@ def _delay(now: float, capacity: list[int], entries: list[Entry]) -> float:
     behind = 0.0
     for entry in entries:
         if entry.runs and not entry.lost:
-            alone = Filling(now, capacity, len(entry.runs)).follow(entry.claim, entry.kind, entry.runs, _FAR)
+            alone = Filling(now, capacity, len(entry.runs)).follow(
+                entry.claim, entry.kind, entry.runs, entry.finish_s, _FAR
+            )
             if alone is not None:
                 behind = max(behind, alone.finish_s - entry.finish_s)
     return behind
@@ -285,9 +365,9 @@ def _delay(now: float, capacity: list[int], entries: list[Entry]) -> float:
 _FAR = 1e15
 
 
-def _empty(now: float, capacity: list[int], ladders: Ladders, entries: list[Entry]) -> Outlook:
+def _empty(now: float, capacity: list[int], entries: list[Entry]) -> Outlook:
     filling = Filling(now, capacity, len(entries) + 1)
-    return Outlook(filling, ladders, {entry.row: entry.claim for entry in entries})
+    return Outlook(filling, entries, {entry.row: entry.claim for entry in entries})
 
 
 def _settle(outlook: Outlook, entry: Entry) -> bool:
@@ -314,7 +394,7 @@ def _give_up(outlook: Outlook, entry: Entry) -> None:
 
 def _stay(outlook: Outlook, entry: Entry) -> None:
     claim = entry.claim
-    share = outlook.filling.follow(claim, claim.kind, [(outlook.filling.now, claim.rank)], _FAR)
+    share = outlook.filling.follow(claim, claim.kind, [(outlook.filling.now, claim.rank)], _FAR, _FAR)
     if share is not None:
         outlook.shares[entry.row] = share
 

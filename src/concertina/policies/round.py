@@ -19,7 +19,7 @@ from concertina.core.cluster import Allocation, Cluster, Placement, Snapshot
 from concertina.core.job import JobPhase, JobView
 from concertina.core.plan import Action, Admitted, Launch, Move, Nodes, Plan, Rejected, Resize, Stop
 from concertina.policies.admission import rule_of
-from concertina.policies.base import Policy, Shares
+from concertina.policies.base import Policy, Shares, explainer_of
 from concertina.policies.mixed_speed import mixed_speed
 from concertina.policies.placement import Placer, Shift, Spot
 from concertina.policies.scaling_curve import Curves
@@ -27,6 +27,8 @@ from concertina.policies.table import Table
 
 GANGS = ("fits", "promise-gang")
 """Admission rules of policies that give a job what it asked for or nothing."""
+ADMIT_WORK = 1000
+"""Jobs filled in for the answers of one round (see `Admitted.work`); who comes after that is answered in the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,11 @@ def _split_rows(table: Table, shares: Shares) -> list[int]:
 
 
 def run_round(snapshot: Snapshot, policy: Policy, curves: Curves, *, migrate: bool = False) -> Plan:
-    """Admit new jobs, share out devices, place them, and say what to do."""
+    """Admit new jobs, share out devices, place them, and say what to do.
+
+    New jobs are answered one after the other until that has taken as much as a round may; the rest has no answer in
+    the plan, holds nothing, and is found again, still new, in the next snapshot.
+    """
     before = {view.spec.id: view.placement for view in snapshot.jobs}
     answers, taken = _admit(surviving(snapshot, policy, curves), policy, curves)
     table = Table.from_snapshot(taken, curves)
@@ -197,17 +203,20 @@ def _admit(snapshot: Snapshot, policy: Policy, curves: Curves) -> tuple[tuple[Ad
     table = Table.from_snapshot(_with_jobs(snapshot, known), curves)
     users = {name: i for i, name in enumerate(dict.fromkeys(view.spec.user for view in known))}
     answers: list[Admitted | Rejected] = []
-    refused: set[str] = set()
+    left_out = {view.spec.id for view in new}
+    spent = 0
     for view in new:
+        if spent >= ADMIT_WORK:
+            break
         curve, work = curves.of(view.spec)
         answer = admit(view.spec, curve, slots, table)
         answers.append(answer)
         if isinstance(answer, Admitted):
             table.add_view(len(table), view, curve, work, user=users.setdefault(view.spec.user, len(users)))
             table.reserved.update(answer.reserved)
-        else:
-            refused.add(view.spec.id)
-    jobs = [_planned(view, table) for view in snapshot.jobs if view.spec.id not in refused]
+            left_out.discard(view.spec.id)
+        spent += answer.work
+    jobs = [_planned(view, table) for view in snapshot.jobs if view.spec.id not in left_out]
     return tuple(answers), _with_jobs(snapshot, jobs)
 
 
@@ -245,7 +254,7 @@ def _actions(
     placer: Placer,
     spots: dict[int, tuple[Spot, ...]],
 ) -> tuple[Action, ...]:
-    cluster = snapshot.cluster
+    cluster, explain = snapshot.cluster, explainer_of(policy, table)
     found: list[Action] = []
     for change in wanted:
         key = table.keys[change.row]
@@ -254,7 +263,7 @@ def _actions(
         key = table.keys[change.row]
         job_id = table.specs[change.row].id
         before = name_nodes(cluster, spots[key])
-        reason = policy.explain(table, change.row, change.before, change.after)
+        reason = explain(change.row, change.before, change.after)
         after, moves = place_change(placer, key, change)
         for other, old, new in moves:
             held = spots[other]

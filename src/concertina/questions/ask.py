@@ -77,7 +77,10 @@ class World:
             record=Record(),
         )
         first = None if self.pace is None else self.first
-        return Forward(self.snapshot, setting, arrivals=come, until=until, pace=self.pace, first=first).forward()
+        most = self.run_ms * 1000.0 / row_us(basis)
+        return Forward(
+            self.snapshot, setting, arrivals=come, until=until, pace=self.pace, first=first, most=most
+        ).forward()
 
     def cost_ms(self, course: Course) -> float:
         """What a run cost, as counted."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from concertina.core.cluster import Snapshot
 from concertina.core.job import JobPhase, JobSpec, JobView
+from concertina.policies.admission import on_terms, rule_of
 from concertina.policies.base import Policy, Shares
 from concertina.policies.placement import Spot
 from concertina.policies.round import GANGS, Change, surviving
@@ -117,6 +118,7 @@ class Forward(Simulation):
         until: Collection[str] = (),
         pace: Pace | None = None,
         first: FirstRound | None = None,
+        most: float = math.inf,
     ) -> None:
         new = [view.spec for view in snapshot.jobs if view.phase is JobPhase.SUBMITTED]
         super().__init__([*new, *arrivals], setting)
@@ -129,6 +131,8 @@ class Forward(Simulation):
         self.starts: dict[str, float] = {}
         self.ends: dict[str, float] = {}
         self.rows = self.changes = 0
+        self.most = most
+        """Rows from which on promises in danger get no second look, each of which costs as much as many rounds."""
         self._used = 0
         self._idle_s = 0.0
         """Device-seconds given back and not taken again since the last round."""
@@ -220,6 +224,8 @@ class Forward(Simulation):
 
     def _round(self, clock: Callable[[], float]) -> None:
         self.rows += len(self.table)
+        if self.rows > self.most:
+            self._look_once()
         if self.pace is None:
             super()._round(clock)
             return
@@ -231,6 +237,16 @@ class Forward(Simulation):
         self._make_up(before, since)
         self._stand_in.learn(self.table)
         self._idle_s, self._used = 0.0, self.recorder.used
+
+    def _note(self, shares: Shares) -> None:
+        super()._note(shares)
+        self.rows += shares.tried
+
+    def _look_once(self) -> None:
+        """From now on admission and policy take the first arrangement there is."""
+        self.most = math.inf
+        self.policy = on_terms(self.setting.policy, effort=0)
+        self.admit = rule_of(self.policy)
 
     def _close(self) -> None:
         """Nobody asks why those who are left do not go on."""

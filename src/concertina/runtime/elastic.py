@@ -22,12 +22,11 @@ from concertina.runtime.prepared import Prepared
 from concertina.runtime.segments import Segment
 from concertina.runtime.shown import Shown
 from concertina.runtime.virtual import VirtualEngine
+from concertina.runtime.wishes import WISHES
 
 if TYPE_CHECKING:
     from concertina.runtime.loader import Pass
 
-STOP, CHECKPOINT, INTERRUPT = 0, 1, 2  # wishes; one worker's is everybody's
-WISHES = 3
 COMPARE_FIRST, COMPARE_EVERY = 16, 8  # steps whose parameters are compared between workers
 LOOK_FIRST, LOOK_EVERY = 8, 64  # steps at whose end contexts are looked at again
 PATIENT_LOOKS = 50  # at newcomers that are not in step yet
@@ -40,6 +39,9 @@ class Agreement:
 
     wishes: tuple[int, ...]
     change_to: int  # generation that all members voted for; 0: none
+
+
+NOTHING_ASKED = Agreement((0,) * WISHES, 0)
 
 
 class Elastic:
@@ -106,8 +108,10 @@ class Elastic:
     def agree(self, advances: bool, next_batch: int, steps: int) -> Agreement:
         """Meets the others. With `advances`, what this round did counts from here on; `steps` optimizer steps of it."""
         self._membership.hold(self.step + steps, self._shown.while_held)
-        self._wait_for_newcomers(self.step + steps)
-        vote = self._vote(self.step + steps)  # before contexts are kept: with it, they are not final yet
+        vote = 0
+        if self._membership.wanted is not None:
+            self._wait_for_newcomers(self.step + steps)
+            vote = self._vote(self.step + steps)  # before contexts are kept: with it, they are not final yet
         if advances:
             self._keep_contexts(self._engine.point + 1)
         words = [*self.wishes(), vote, *self._digests]
@@ -117,8 +121,9 @@ class Elastic:
             self.point_batch = next_batch
             self._began_pass = False
             self._forget_previous()
-        if all(row == words for row in heard):  # as in nearly every step
-            self.agreement = Agreement(tuple(words[:WISHES]), vote)
+        if heard.count(words) == len(heard):  # as in nearly every step
+            asked = any(words[: WISHES + 1])
+            self.agreement = Agreement(tuple(words[:WISHES]), vote) if asked else NOTHING_ASKED
             return self.agreement
         self._compare_digests([row[WISHES + 1 :] for row in heard])
         votes = {row[WISHES] for row in heard}
@@ -211,7 +216,7 @@ class Elastic:
         self._looks_again = self._late_draws or changing or self.step < LOOK_FIRST or self.step % LOOK_EVERY == 0
         final = not self._looks_again
         for v in self._engine.order:
-            packed = self._engine.pack_context(v, feeds)
+            packed = self._engine.contexts.pack(v, feeds)
             self._packed[v] = packed
             self._put(v, number, packed, final)
 
@@ -219,9 +224,9 @@ class Elastic:
         """At the end of a round: what was kept before the optimizer acted is still so, as a rule."""
         engine, feeds = self._engine, self.feeds()
         for v in engine.order:
-            if v in self._packed and v != engine.resident and self._desk.make_final(v, engine.point):
+            if v in self._packed and v != engine.contexts.resident and self._desk.make_final(v, engine.point):
                 continue
-            packed = engine.pack_context(v, feeds)
+            packed = engine.contexts.pack(v, feeds)
             if v in self._packed and packed != self._packed[v]:
                 self._late_draws = True
             if self._packed.get(v) != packed or not self._desk.make_final(v, engine.point):
@@ -288,8 +293,8 @@ class Elastic:
             old.fabric.wait_for(owner, lambda desk=desk, v=v: is_final(desk, v, engine.point))  # type: ignore[misc]
             record = desk.context(v, engine.point)
             assert record is not None
-            engine.unpack_context(v, record[0], feeds)
-        engine.forget_context(keep=engine.order)
+            engine.contexts.unpack(v, record[0], feeds)
+        engine.contexts.keep_only(engine.order)
 
     def keep_anew(self) -> None:
         """Virtual workers have come from elsewhere: from now on their contexts are on this desk, too."""
@@ -321,12 +326,14 @@ class Elastic:
         self._previous = old
         engine.take_up(new)
         engine.syncs_buffers = engine.syncs_at_point
-        engine.adopt_contexts(desks, self.feeds(), lambda v: self._make_up_for(v, desks, current))
+        engine.contexts.adopt(
+            engine.order, engine.point, desks, self.feeds(), lambda v: self._make_up_for(v, desks, current)
+        )
         if self._late_draws and self._some_not_final(desks):
             raise StateLost("a worker was lost whose script draws random numbers after backward()")
         self.keep_anew()
         if current is None:
-            engine.go_outside()
+            engine.contexts.go_outside()
 
     def _some_not_final(self, desks: Sequence[Desk]) -> bool:
         found = [newest_context(desks, v, self._engine.point) for v in self._engine.order]
@@ -338,8 +345,8 @@ class Elastic:
         before = newest_context(desks, v, engine.point - 1)
         if not self._began_pass or before is None or current is None:
             raise StateLost(f"the context of virtual worker {v} was lost with its worker")
-        engine.unpack_context(v, before[0], self.feeds())
-        engine.draw_as(v)
+        engine.contexts.unpack(v, before[0], self.feeds())
+        engine.contexts.make_resident(v)
         current.loader.feed.new_pass(v)
 
     def introduction(self, environment: dict[str, str]) -> bytes:

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from concertina.core.errors import ConcertinaError
 from concertina.runtime import segments
@@ -36,11 +36,24 @@ POST_BYTES = _MAIL_AT + 2 * MAIL
 
 
 class PeersLost(ConcertinaError):
-    """A worker of this generation is gone and the meeting it was needed for will never take place."""
+    """A worker of this generation is gone and the meeting it was needed for will never take place.
+
+    Without a name: this generation cannot go on, and nobody has said why.
+    """
 
     def __init__(self, workers: Sequence[int]) -> None:
-        super().__init__(f"worker {', '.join(map(str, workers))} is gone")
+        super().__init__(f"worker {', '.join(map(str, workers))} is gone" if workers else "the workers must begin anew")
         self.workers = tuple(workers)
+
+
+Opener = Callable[[int, str], Segment]  # a member's memory, by its address; PeersLost if there will be none
+
+
+def open_now(member: int, address: str) -> Segment:
+    try:
+        return Segment.open(address)
+    except OSError:
+        raise PeersLost([member]) from None
 
 
 class Post:
@@ -76,20 +89,33 @@ class Fabric:
         self._sealing = threading.Lock()
         self.on_loss: list[Callable[[], None]] = []  # what wakes a thread that waits outside of meetings
         self.waited = 0.0  # seconds spent waiting for others
+        self.waits_since = 0.0  # when this worker began to wait for others; 0: it does not
 
     @classmethod
-    def form(cls, generation: int, members: Sequence[int], own: int, post: Post, addresses: Sequence[str]) -> "Fabric":
+    def form(
+        cls,
+        generation: int,
+        members: Sequence[int],
+        own: int,
+        post: Post,
+        addresses: Sequence[str],
+        opener: Opener = open_now,
+    ) -> "Fabric":
         """Maps the others' posts; PeersLost if one of them is already gone."""
-        posts = []
-        for member, address in zip(members, addresses, strict=True):
-            if member == own:
-                posts.append(post)
-                continue
-            try:
-                posts.append(Post(Segment.open(address)))
-            except OSError:
-                raise PeersLost([member]) from None
+        posts = [
+            post if member == own else Post(opener(member, address))
+            for member, address in zip(members, addresses, strict=True)
+        ]
         return cls(generation, members, own, posts)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Whatever happens in here needs the others."""
+        before, self.waits_since = self.waits_since, self.waits_since or time.monotonic()
+        try:
+            yield
+        finally:
+            self.waits_since = before
 
     def lose(self, workers: Sequence[int]) -> None:
         """Called by another thread: these workers have ended and will post nothing more."""
@@ -121,6 +147,11 @@ class Fabric:
         return tuple(self.members[rank] for rank in sorted(self._lost))
 
     @property
+    def others_stopped(self) -> bool:
+        """Whether one of the others comes to no further meeting of this generation."""
+        return any(words[_STOPPED] for _, words in self._others)
+
+    @property
     def met(self) -> int:
         """Meetings that this worker has come to."""
         return self._count
@@ -133,24 +164,30 @@ class Fabric:
         self._wait()
 
     def _wait(self) -> None:
-        count = self._count
-        spins, began = 0, 0.0
-        for rank, words in self._others:
-            while words[_COUNT] < count:
-                spins += 1
-                if spins < 64:
-                    os.sched_yield()
-                    continue
-                if not began:
-                    began = time.monotonic()
-                self._check_lost(count)
-                waited = time.monotonic() - began
-                if waited > LIMIT_SECONDS:
-                    raise ConcertinaError(
-                        f"worker {self.members[rank]} did not come to meeting {count} within {LIMIT_SECONDS:.0f} s"
-                    )
-                time.sleep(min(max(2e-5, waited / 8), 2e-4))
-        if began:
+        for _, words in self._others:
+            for _ in range(64):
+                if words[_COUNT] >= self._count:
+                    break
+                os.sched_yield()
+            else:
+                self._wait_long()
+                return
+
+    def _wait_long(self) -> None:
+        count, began = self._count, time.monotonic()
+        try:
+            with self.waiting():
+                for rank, words in self._others:
+                    while words[_COUNT] < count:
+                        self._check_lost(count)
+                        waited = time.monotonic() - began
+                        if waited > LIMIT_SECONDS:
+                            raise ConcertinaError(
+                                f"worker {self.members[rank]} did not come to meeting {count} "
+                                f"within {LIMIT_SECONDS:.0f} s"
+                            )
+                        time.sleep(min(max(2e-5, waited / 8), 2e-4))
+        finally:
             self.waited += time.monotonic() - began
 
     def _check_lost(self, count: int) -> None:
@@ -219,6 +256,10 @@ class Fabric:
 
     def wait_for(self, member: int, there: Callable[[], bool]) -> None:
         """Waits for something that `member` does outside of meetings."""
+        with self.waiting():
+            self._wait_for(member, there)
+
+    def _wait_for(self, member: int, there: Callable[[], bool]) -> None:
         rank, began = self.members.index(member), time.monotonic()
         while not there():
             if rank in self._lost or self._posts[rank].words[_STOPPED] or self._given_up:

@@ -235,9 +235,9 @@ class Follower:
                 if generation.fabric.lost or time.monotonic() > until:
                     raise PeersLost(generation.fabric.lost)
                 time.sleep(2e-5)
-            self._engine.unpack_context(v, found[0][0], feeds)
-        self._engine.resident = None
-        self._engine.apart = True
+            self._engine.contexts.unpack(v, found[0][0], feeds)
+        self._engine.contexts.resident = None
+        self._engine.contexts.apart = True
 
 
 def _warm_up(prepared: Prepared) -> None:

@@ -7,6 +7,7 @@ give up waiting for a peer that is gone, so the group knows its own connections 
 import contextlib
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,13 +20,15 @@ from torch import Tensor
 
 from concertina.runtime.fabric import Fabric, PeersLost
 from concertina.runtime.fabric_store import FabricStore
+from concertina.runtime.keepalive import mind_silence
 from concertina.runtime.torch_internals import file_store, gloo_group
 
 TIMEOUT = timedelta(minutes=30)  # as long as DDP: one worker may evaluate for long while the others wait
 CONNECT = timedelta(minutes=1)  # all are there and about to connect when this is waited for
+FAR_CONNECT = timedelta(seconds=20)  # all have just met
 THREADS = 2  # of gloo, per group
+UNANSWERED_SECONDS = 20.0  # a connection to another host that the host answers nothing on for so long is broken
 NEWS_SECONDS = 20.0  # after a connection broke, how long to wait for the master to say who is gone
-FAR_NEWS_SECONDS = 120.0  # where a whole host may be gone and nobody sees its processes end
 
 _building = threading.Lock()  # so that new connections are surely those of the group being built
 
@@ -40,14 +43,17 @@ class Group:
         self.size = fabric.size
         self._fabric = fabric
         self._connections: set[int] = set()
+        self._before: set[int] | None = None  # connections that are none of ours, while ours are being made
         self._broken: RuntimeError | None = None
         fabric.on_loss.append(self.cut)
         with _building, self.watched():
-            before = _connections()
+            self._before = _connections()
             self.pg = self._connect(rendezvous, host)
             self.pg.allreduce([torch.zeros(1)]).wait()  # connects all pairs now, not in the first step
             self.pg._set_default_timeout(timeout)
-            self._connections = _connections() - before
+            self._connections, self._before = _connections() - self._before, None
+        if fabric.spans_hosts:
+            _each(self._connections, lambda connection: mind_silence(connection, UNANSWERED_SECONDS))
         if fabric.lost:
             self.cut()
 
@@ -57,7 +63,7 @@ class Group:
             return gloo_group(store, self.rank, self.size, CONNECT, THREADS)
         meeting = FabricStore(self._fabric)
         try:
-            return gloo_group(meeting, self.rank, self.size, CONNECT, THREADS, host)
+            return gloo_group(meeting, self.rank, self.size, FAR_CONNECT, THREADS, host)
         except Exception:
             if meeting.failure is not None:
                 raise meeting.failure from None
@@ -76,29 +82,28 @@ class Group:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Turns a broken connection into the loss that caused it."""
-        try:
-            if self._broken is not None:
-                raise self._broken
-            yield
-        except RuntimeError:
-            until = time.monotonic() + (FAR_NEWS_SECONDS if self._fabric.spans_hosts else NEWS_SECONDS)
-            while not self._fabric.lost and time.monotonic() < until:
-                time.sleep(0.005)
-            if not self._fabric.lost:
-                raise
-            raise PeersLost(self._fabric.lost) from None
+        """Turns a broken connection into the loss that caused it. If nobody is lost, all members begin anew."""
+        with self._fabric.waiting():
+            try:
+                if self._broken is not None:
+                    raise self._broken
+                yield
+            except RuntimeError as error:
+                self._wait_for_news()
+                if not self._fabric.lost:
+                    print(f"concertina: a connection between workers broke: {error}", file=sys.stderr, flush=True)
+                    self.cut()  # nobody else shall wait for what will not come
+                raise PeersLost(self._fabric.lost) from None
+
+    def _wait_for_news(self) -> None:
+        until = time.monotonic() + NEWS_SECONDS
+        while not (self._fabric.lost or self._fabric.others_stopped) and time.monotonic() < until:
+            time.sleep(0.005)
 
     def cut(self) -> None:
         """Breaks every connection, so that nothing waits for a peer that is gone."""
-        for fd in self._connections:
-            with contextlib.suppress(OSError):
-                connection = socket.socket(fileno=os.dup(fd))
-                try:
-                    if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        connection.shutdown(socket.SHUT_RDWR)
-                finally:
-                    connection.close()
+        unfinished = set() if self._before is None else _connections() - self._before
+        _each(self._connections | unfinished, _end)
 
     def close(self) -> None:
         """gloo's destructor takes a tenth of a second per peer; call this where nobody waits."""
@@ -106,6 +111,17 @@ class Group:
             self._fabric.on_loss.remove(self.cut)
         self._connections = set()
         self.pg = None
+
+
+def _each(connections: set[int], act: Callable[[socket.socket], None]) -> None:
+    for fd in connections:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+            act(connection)
+
+
+def _end(connection: socket.socket) -> None:
+    if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _connections() -> set[int]:

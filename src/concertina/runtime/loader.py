@@ -9,6 +9,7 @@ from concertina.runtime.data import Feed
 from concertina.runtime.fabric import PeersLost
 
 if TYPE_CHECKING:
+    from concertina.runtime.loop import Loop
     from concertina.runtime.session import Session
 
 
@@ -30,24 +31,17 @@ class SessionLoader:
         return self.feed.batches_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        self._session.check_may_iterate(self)
-        if self._session.follows:
-            return self._come_in()
+        loop = self._session.loop
+        loop.check_may_iterate()
+        if loop.follows:
+            return loop.come_in(self)
         if self._skip:
             self._skip -= 1
             return iter(())
         return self.start()
 
-    def _come_in(self) -> Iterator[Any]:
-        """A newcomer's: a rehearsal, and then the rest of the pass that the others let it into."""
-        yield from self._session.rehearse(self)
-        if not self._session.follow(self):
-            self.passes += 1
-            return
-        yield from self.start()
-
     def start(self) -> Iterator[Any]:
-        return Pass(self._session, self)
+        return Pass(self._session.loop, self)
 
     @property
     def resumes(self) -> bool:
@@ -59,8 +53,9 @@ class SessionLoader:
         if self._mid_pass:
             self._mid_pass = False
             return self._resume_at
-        for v in self._session.engine.order:
-            self._session.engine.draw_as(v)
+        engine = self._session.engine
+        for v in engine.order:
+            engine.contexts.make_resident(v)
             self.feed.new_pass(v)
         return 0
 
@@ -76,7 +71,8 @@ class SessionLoader:
 
     def cut(self, batch: int) -> None:
         """Batches from `batch` on are as large as the job's batches are now."""
-        self.feed.cut_from(batch, self._session.scale.size(self.feed.options.batch_size, self.feed.samples))
+        scale = self._session.loop.course.scale
+        self.feed.cut_from(batch, scale.size(self.feed.options.batch_size, self.feed.samples))
 
     def state(self, active: bool) -> dict[str, Any]:
         state: dict[str, Any] = {"passes": self.passes, "batch": self.index, "mid_pass": active}
@@ -100,22 +96,22 @@ class SessionLoader:
 class Pass:
     """One run over the data: an iterator that moves the engine from turn to turn."""
 
-    def __init__(self, session: "Session", loader: SessionLoader) -> None:
-        self._session = session
+    def __init__(self, loop: "Loop", loader: SessionLoader) -> None:
+        self._loop = loop
         self._loader = loader
         self._turn = -1  # position in the engine's order; -1 between rounds
         self.ended = self._exhausted = False
-        session.enter_pass(self)
+        loop.enter_pass(self)
         fresh = not loader.resumes
         self._number = loader.passes  # of this pass within its epoch
         self._first = loader.begin_pass()
         loader.index = self._first
         loader.cut(self._first)
         if fresh:
-            session.elastic.begin_pass(self._first)
+            loop.elastic.begin_pass(self._first)
         else:
-            session.elastic.point_batch = self._first
-        loader.feed.open(session.epoch, self._first, session.engine.order)
+            loop.elastic.point_batch = self._first
+        loader.feed.open(loop.course.epoch, self._first, loop.engine.order)
 
     @property
     def loader(self) -> SessionLoader:
@@ -130,63 +126,63 @@ class Pass:
         return self
 
     def __next__(self) -> Any:
-        session, loader = self._session, self._loader
+        loop, loader = self._loop, self._loader
         if self.ended:
             if self._exhausted:
                 raise StopIteration
             raise UsageError("two session loaders cannot be iterated at the same time: combine the datasets")
-        while self._turn < 0 or self._turn == len(session.engine.order):
+        while self._turn < 0 or self._turn == len(loop.engine.order):
             if self._turn >= 0:
                 self.complete_round()
-            if session.finishing or loader.index >= loader.feed.batches:
+            if loop.course.finishing or loader.index >= loader.feed.batches:
                 self._exhausted = True
                 self.end(completed=loader.index >= loader.feed.batches)
                 raise StopIteration
             try:
                 loader.begin_round()
-                session.begin_round()
+                loop.boundary.begin_round()
                 self._turn = 0
             except PeersLost:
-                session.recover()
-        v = session.engine.order[self._turn]
-        session.engine.enter(v)
+                loop.boundary.recover()
+        v = loop.engine.order[self._turn]
+        loop.engine.enter(v)
         batch = loader.feed.take(v, loader.index)
-        if session.recorder is not None:
-            session.recorder.saw_batch(batch, loader.feed.dataset)
+        if loop.story.recorder is not None:
+            loop.story.recorder.saw_batch(batch, loader.feed.dataset)
         self._turn += 1
         return batch
 
     def complete_round(self) -> None:
         """Every local virtual worker has had its turn. If a worker was lost, the round will be run again."""
         self._turn = -1
-        session = self._session
-        session.engine.end_round()
-        if session.engine.round_failed:
-            session.recover()
+        loop = self._loop
+        loop.engine.end_round()
+        if loop.engine.round_failed:
+            loop.boundary.recover()
             return
         self._loader.advance()
-        session.rounds += 1
+        loop.course.rounds += 1
         try:
-            session.end_round()
+            loop.boundary.end_round()
         except PeersLost:
-            session.recover()
+            loop.boundary.recover()
 
     def rewind(self, batch: int) -> None:
         """Goes on with `batch`, for the virtual workers that live here now."""
         self._turn = -1
-        self._session.rounds -= self._loader.index - batch
+        self._loop.course.rounds -= self._loader.index - batch
         self._loader.index = batch
         self._loader.cut(batch)
-        self._loader.feed.open(self._session.epoch, batch, self._session.engine.order, new_pass=False)
+        self._loader.feed.open(self._loop.course.epoch, batch, self._loop.engine.order, new_pass=False)
 
     def end(self, completed: bool) -> None:
         self.ended = True
         if completed:
             self._loader.passes += 1
-        if self._session.is_main:
+        if self._loop.member.is_main:
             self.account()
         self._loader.feed.close()
-        self._session.leave_pass(completed)
+        self._loop.leave_pass()
 
     def account(self, end: int | None = None) -> None:
         """Reports the batches that counted since this worker came into this pass, for all virtual workers.
@@ -194,30 +190,21 @@ class Pass:
         They all have equally many. `round` says at which round of the job the first was trained on, so that the same
         report by several workers, or again after a return to a checkpoint, is known to be the same.
         """
-        loader, session = self._loader, self._session
+        loader, loop = self._loader, self._loop
         end = loader.index if end is None else end
         counts = loader.feed.sample_counts()
-        session.events.emit(
+        loop.story.events.emit(
             "samples",
             loader=loader.number,
-            epoch=session.epoch,
+            epoch=loop.course.epoch,
             turn=self._number,
-            virtual=session.size,
+            virtual=loop.engine.virtual,
             first=self._first,
             end=end,
-            round=session.rounds - (loader.index - self._first),
+            round=loop.course.rounds - (loader.index - self._first),
             batches=loader.feed.batches,
             size=loader.feed.options.batch_size,
             seen=sum(counts[self._first : end]),
             expected=sum(counts),
             **({} if loader.feed.plan is None else {"cuts": [n for cut in loader.feed.plan.cuts for n in cut]}),
-        )
-
-
-def check_not_left_by_break(current: Pass, virtual: int) -> None:
-    """A loop that was left by `break` counted turns, of which there are more or fewer with every number of workers."""
-    if virtual > 1:
-        raise UsageError(
-            "the loop over the loader was left by break or an exception: how many virtual workers had had their turn "
-            "depends on the number of workers. Use session.stop(reason) to end training after a step"
         )

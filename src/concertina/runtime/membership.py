@@ -8,10 +8,10 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from concertina.core.env import WorkerEnv
 from concertina.core.errors import ConcertinaError
@@ -22,10 +22,14 @@ from concertina.runtime.desk import Desk
 from concertina.runtime.fabric import LIMIT_SECONDS, Fabric, PeersLost, Post
 from concertina.runtime.interrupts import Left
 from concertina.runtime.rendezvous import meet_in
+from concertina.runtime.segments import Segment, Unreachable
 from concertina.runtime.turn_clock import TurnClock
 from concertina.runtime.wire import WireThread
 
 LEAVE_SECONDS = 60.0  # a leaver stays this long for those who may still read from it
+AGAIN_SECONDS = 0.2  # between two tries to reach a member of a generation that is being built
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -69,6 +73,7 @@ class Membership:
         self.pending: Generation | None = None  # built and waiting for the vote
         self._armed = 0
         self._lost: set[int] = set()
+        self._waits_since = 0.0  # when this worker began to wait for a generation to be formed at once; 0: it does not
         self._watched: list[Fabric] = []  # every fabric that a loss must be told to
         self._abandoned: set[int] = set()  # generations that will never be
         self._released = -1  # up to this generation, plans are as the master said last
@@ -76,6 +81,7 @@ class Membership:
         self._parked = False  # too few are left; nobody trains on before others have come
         self._dropped: list[int] = []  # generations that newcomers' ends have made impossible, not yet confirmed
         self._current: Generation | None = None  # in force
+        self._asked_to_save = False
         self.dismissed = False
         self._next_hold = env.hold_at
         self.step = 0  # for signs of life
@@ -101,7 +107,9 @@ class Membership:
     def _sign_of_life(self) -> Mapping[str, Any]:
         current, clock = self._current, self._clock
         place = self._desk.place
+        apart = {} if self._wire is None else {"waits_s": self._waits_s, "cut": self._wire.reach.cut()}
         return {
+            **apart,
             "generation": -1 if current is None else current.formation.generation,
             "step": self.step,
             "pace": clock.pace,
@@ -110,6 +118,20 @@ class Membership:
             "met": 0 if current is None else current.fabric.met,
             "in_round": place[1] >= 0 and place != self._held_at,
         }
+
+    @property
+    def _waits_s(self) -> float:
+        """Seconds for which this worker has waited for others, with whatever thread."""
+        begun = [self._waits_since, *(fabric.waits_since for fabric in self._watched)]
+        return max((time.monotonic() - since for since in begun if since), default=0.0)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._waits_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits_since = 0.0
 
     @property
     def pace(self) -> float:
@@ -138,9 +160,16 @@ class Membership:
                 self._on_lost(body["lost"])
             elif op == "release":
                 self._next_hold, self._released = body["next_hold"], body["generation"]
+            elif op == "save":
+                self._asked_to_save = True
             elif op == "dismiss":
                 self._on_dismiss()
             self._changed.notify_all()
+
+    def take_wish_to_save(self) -> bool:
+        """Whether the master has asked for a checkpoint since this was last asked."""
+        asked, self._asked_to_save = self._asked_to_save, False
+        return asked
 
     def _on_form(self, formation: Formation, at_once: bool) -> None:
         if self.number in formation.members:
@@ -201,7 +230,14 @@ class Membership:
         """Together with all other members; raises PeersLost if one of them is gone."""
         post = self._posts.pop(formation.posts[formation.members.index(self.number)])
         try:
-            fabric = Fabric.form(formation.generation, formation.members, self.number, post, formation.posts)
+            fabric = Fabric.form(
+                formation.generation,
+                formation.members,
+                self.number,
+                post,
+                formation.posts,
+                lambda member, address: self._open(formation, member, lambda: Segment.open(address)),
+            )
         except PeersLost:
             Fabric(formation.generation, (self.number,), self.number, [post]).stop()  # the others need not wait
             raise
@@ -222,10 +258,8 @@ class Membership:
     def _furnish(self, formation: Formation, fabric: Fabric, post: Post) -> Generation:
         desks = {}
         for member, address in zip(formation.members, formation.desks, strict=True):
-            try:
-                desks[member] = self._desk if member == self.number else Desk.open(address, self._env.virtual)
-            except OSError:
-                raise PeersLost([member]) from None
+            own = member == self.number
+            desks[member] = self._desk if own else self._open(formation, member, self._desk_at(address))
             fabric.keep(member, desks[member].segment)
         generation = Generation(formation, fabric, desks)
         fabric.meet()  # everybody has mapped everything
@@ -233,6 +267,30 @@ class Membership:
         generation.reducer = self.furnish(generation)
         fabric.meet()
         return generation
+
+    def _desk_at(self, address: str) -> Callable[[], Desk]:
+        return lambda: Desk.open(address, self._env.virtual)
+
+    def _open(self, formation: Formation, member: int, there: Callable[[], T]) -> T:
+        """A member's memory. While its host does not answer, again and again: the master hears of it, and says whom
+        the others do without."""
+        until = time.monotonic() + LIMIT_SECONDS
+        while True:
+            try:
+                return there()
+            except Unreachable:
+                if self._is_off(formation, member) or time.monotonic() > until:
+                    raise PeersLost([member]) from None
+            except OSError:
+                raise PeersLost([member]) from None
+            with self._changed:
+                self._changed.wait(AGAIN_SECONDS)
+
+    def _is_off(self, formation: Formation, member: int) -> bool:
+        """Whether this generation will not be, or not with that member."""
+        newer = self._at_once is not None and self._at_once.generation > formation.generation
+        gone = self.dismissed or member in self._lost
+        return gone or newer or formation.generation in self._abandoned
 
     def _unwatch(self, fabric: Fabric) -> None:
         with self._changed:
@@ -266,8 +324,10 @@ class Membership:
     def _build_pending(self, formation: Formation) -> None:
         try:
             built = self.build(formation)
-        except PeersLost:
-            return  # the master knows
+        except PeersLost as loss:
+            if not loss.workers:
+                self.say(op="build_failed", generation=formation.generation, error="its connections broke")
+            return  # of a worker that is gone, the master knows
         except ConcertinaError as error:
             self.say(op="build_failed", generation=formation.generation, error=str(error))
             return
@@ -286,6 +346,10 @@ class Membership:
 
     def first(self) -> Generation:
         """The generation that this worker starts with; alone, nobody has to be waited for."""
+        with self._waiting():
+            return self._first()
+
+    def _first(self) -> Generation:
         env = self._env
         if len(env.members) <= 1:
             formation = Formation(
@@ -303,19 +367,22 @@ class Membership:
             formation = self._wait_for_at_once()
         try:
             return self._form(formation)
-        except PeersLost:
+        except PeersLost as loss:
+            if not loss.workers:
+                raise ConcertinaError("the workers could not connect to each other before training began") from None
             self._wait_for_at_once(newer_than=formation.generation)  # the master starts all anew, and ends this one
             raise
 
     def regroup(self, after: Generation, step: int) -> Generation:
         """After a loss: tells the master that this worker has stopped, and forms what the master says."""
         self.say(op="stopped", generation=after.formation.generation, step=step)
-        while True:
-            formation = self._wait_for_at_once(newer_than=after.formation.generation)
-            try:
-                return self._form(formation)
-            except PeersLost:
-                self.say(op="stopped", generation=after.formation.generation, step=step)
+        with self._waiting():
+            while True:
+                formation = self._wait_for_at_once(newer_than=after.formation.generation)
+                try:
+                    return self._form(formation)
+                except PeersLost:
+                    self.say(op="stopped", generation=after.formation.generation, step=step)
 
     def _form(self, formation: Formation) -> Generation:
         with self._changed:
@@ -357,18 +424,20 @@ class Membership:
     def hold(self, step: int, meanwhile: Callable[[], None]) -> None:
         """Waits at the step that a planned change is due at, until it can take place or is given up.
 
-        Parked workers wait at any step. Meetings between steps are not waited at: changes take place after steps only.
+        Parked workers wait at any step, as long as there is a master. Meetings between steps are not waited at: changes
+        take place after steps only.
         """
         self._held_at = self._desk.place
         if self._current is not None:
             self._clock.turns_done(self._current.fabric.waited)
         if step <= self.step or step < self._hold_at():
             return
-        until = time.monotonic() + LIMIT_SECONDS / (1 if self._parked else 10)
+        until = time.monotonic() + LIMIT_SECONDS / 10
         with self._changed:
-            while not self.vote and time.monotonic() < until:
+            while not self.vote and (self._parked or time.monotonic() < until):
                 wanted = self._wanted
                 if self._parked:
+                    self._need_master()
                     self.confirm_dropped()  # this worker has not voted, and for that it never will
                     wanted = self._wanted
                 doomed = wanted is not None and set(wanted.members) & self._lost
@@ -376,6 +445,14 @@ class Membership:
                     return
                 meanwhile()
                 self._changed.wait(0.05)
+
+    def _need_master(self) -> None:
+        silent = 0.0 if self.link is None else self.link.silence_s
+        if silent > LIMIT_SECONDS:
+            raise ConcertinaError(
+                f"too few workers are left to train on, and no master that could start others has been heard for "
+                f"{silent:.0f} s: start the job again with --resume"
+            )
 
     def _hold_at(self) -> float:
         wanted = self._wanted

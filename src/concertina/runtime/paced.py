@@ -12,22 +12,22 @@ import sys
 
 import torch
 
-from concertina.runtime.session import Session
+from concertina.runtime.boundary import Boundary
 
 
 def pace() -> None:
-    end_round = Session.end_round
+    end_round = Boundary.end_round
     done: list[torch.cuda.Event] = []
 
-    def paced(session: Session) -> None:
+    def paced(boundary: Boundary) -> None:
         if torch.cuda.is_initialized():
             done.append(torch.cuda.Event())
             done[-1].record()
             if len(done) > 1:
                 done.pop(0).synchronize()
-        end_round(session)
+        end_round(boundary)
 
-    Session.end_round = paced  # type: ignore[method-assign,assignment]
+    Boundary.end_round = paced  # type: ignore[method-assign,assignment]
 
 
 def main() -> None:

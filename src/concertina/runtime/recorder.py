@@ -22,10 +22,12 @@ from torch.optim import Optimizer
 
 from concertina.core.env import WorkerEnv
 from concertina.runtime.digest import bit_pattern
+from concertina.runtime.model_hooks import ModelHook
 from concertina.runtime.prepared import Prepared
 from concertina.runtime.rng import RandomState
 from concertina.runtime.surroundings import Surroundings
-from concertina.runtime.virtual import ModelHook, Turn, VirtualEngine
+from concertina.runtime.turn import Turn
+from concertina.runtime.virtual import VirtualEngine
 
 DEPTH = 6  # of nested containers and objects that a fingerprint looks into
 
@@ -118,7 +120,7 @@ class Recorder:
     def _watch(self) -> None:
         engine, model = self._engine, self._prepared.model
         engine.on_enter, engine.on_leave = self._turn_began, self._turn_ended
-        engine.observer, engine.on_reduced = self._saw_gradient, self._saw_sum
+        engine.gradients.observer, engine.on_reduced = self._saw_gradient, self._saw_sum
         for name, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 module.register_forward_hook(ModelHook(partial(self._saw_call, name)), with_kwargs=True)

@@ -9,8 +9,9 @@ from concertina.runtime.fabric import Fabric
 from concertina.runtime.gloo_contexts import ContextsReducer, GlooContexts
 from concertina.runtime.group import Group
 from concertina.runtime.membership import Generation
-from concertina.runtime.reduce import LocalFold, NativeAllReduce, Reducer, VirtualRing
+from concertina.runtime.reduce import LocalFold, NativeAllReduce, Reducer
 from concertina.runtime.shared_fold import SharedFold
+from concertina.runtime.virtual_ring import VirtualRing
 
 CHOICES = ("auto", "shared", "ring", "contexts")
 

@@ -1,8 +1,10 @@
 """The random state of one virtual worker: Python, NumPy, torch on the CPU and on the GPU in use."""
 
+import contextlib
 import ctypes
 import random
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +47,7 @@ class RandomState:
         np.random.set_state(self.numpy)
         _numpy.keep(_numpy_memory(), self.numpy)
         torch.set_rng_state(self.torch_cpu)
+        _torch.keep(self.torch_cpu)
         if self.torch_cuda is not None and torch.cuda.is_initialized():
             torch.cuda.set_rng_state(self.torch_cuda)
 
@@ -84,7 +87,8 @@ class RandomState:
 
 _MT_BYTES = 624 * 4 + 4  # a Mersenne twister: its words and its position
 _libc = ctypes.PyDLL(None)  # calls that are over before another thread could use the time
-_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_compare = _libc.memcmp
+_compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class _Last:
@@ -98,7 +102,7 @@ class _Last:
 
     def stands(self, memory: int) -> bool:
         """Whether the generator whose twister lies there (0: it is not known where) has not moved."""
-        return self._known and memory != 0 and _libc.memcmp(memory, self._at, _MT_BYTES) == 0
+        return self._known and memory != 0 and _compare(memory, self._at, _MT_BYTES) == 0
 
     def keep(self, memory: int, state: Any) -> Any:
         self.state, self._known = state, memory != 0
@@ -160,18 +164,39 @@ def numpy_state() -> Any:
     return _numpy.keep(memory, np.random.get_state())
 
 
-_torch: Tensor | None = None
+class _LastOfTorch:
+    """The last state of torch's generator, which is asked for its state every time."""
+
+    def __init__(self) -> None:
+        self.state: Tensor | None = None
+        self._size = self._at = 0
+
+    def stands(self, now: Tensor) -> bool:
+        return now.numel() == self._size and _compare(now.data_ptr(), self._at, self._size) == 0
+
+    def keep(self, state: Tensor) -> Tensor:
+        self.state, self._size, self._at = state, state.numel(), state.data_ptr()
+        return state
+
+
+_torch = _LastOfTorch()
 
 
 def torch_state() -> Tensor:
     """torch.get_rng_state()"""
-    global _torch
     now = torch.default_generator.get_state()
-    size = now.numel()
-    last = _torch
-    if last is None or last.numel() != size or _libc.memcmp(now.data_ptr(), last.data_ptr(), size) != 0:
-        _torch = last = now
-    return last
+    last = _torch.state
+    return last if last is not None and _torch.stands(now) else _torch.keep(now)
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """What is drawn within leaves no trace: all random states are afterwards what they were before."""
+    before = RandomState.capture()
+    try:
+        yield
+    finally:
+        before.restore()
 
 
 def seed_everything(seed: int) -> None:

@@ -20,6 +20,10 @@ _POPULATE_READ, _POPULATE_WRITE = 22, 23  # of madvise, since Linux 5.14
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class Unreachable(ConnectionError):
+    """The host of a segment's maker does not answer now. It may later, and its worker may live."""
+
+
 class Reader(Protocol):
     """Who holds a mirror of a segment."""
 
@@ -36,7 +40,7 @@ class Wire(Protocol):
         """Whether what was offered there is on this host."""
 
     def mirror(self, place: str) -> "Segment":
-        """A copy that follows the original; OSError if its owner cannot be reached."""
+        """A copy that follows the original; Unreachable if its owner does not answer, OSError if it is gone."""
 
 
 _wire: Wire | None = None  # of this process; None: all workers are on this machine

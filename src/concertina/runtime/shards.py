@@ -200,18 +200,18 @@ class ShardStream(SessionLoader):
         if self._mid_pass:
             self._mid_pass = False
             return self._resume_at
-        self.feed.begin(self._session.epoch)
+        self.feed.begin(self._session.loop.course.epoch)
         return 0
 
     def start(self) -> Iterator[Any]:
-        return ShardPass(self._session, self)
+        return ShardPass(self._session.loop, self)
 
     def begin_round(self) -> None:
-        self.feed.agree(self._session.elastic.generation.fabric)
+        self.feed.agree(self._session.loop.elastic.generation.fabric)
 
     def advance(self) -> None:
         super().advance()
-        self.feed.advance(self._session.elastic.point_batch)
+        self.feed.advance(self._session.loop.elastic.point_batch)
 
     def state(self, active: bool) -> dict[str, Any]:
         state = super().state(active)
@@ -234,11 +234,11 @@ class ShardPass(Pass):
 
     def end(self, completed: bool) -> None:
         stream = self._loader.feed.stream  # type: ignore[attr-defined]
-        if completed and self._session.is_main:
-            self._session.events.emit(
+        if completed and self._loop.member.is_main:
+            self._loop.story.events.emit(
                 "shards",
                 loader=self._loader.number,
-                epoch=self._session.epoch,
+                epoch=self._loop.course.epoch,
                 pieces=stream.books.pieces,
                 records=stream.records,
                 rounds=stream.rounds,

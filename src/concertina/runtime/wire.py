@@ -19,7 +19,9 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 
-from concertina.runtime.segments import Segment
+from concertina.runtime.keepalive import mind_silence
+from concertina.runtime.reach import Reach
+from concertina.runtime.segments import Segment, Unreachable
 from concertina.runtime.wire_frames import (
     ANSWER_BYTES,
     HELLO_BYTES,
@@ -39,7 +41,8 @@ from concertina.runtime.wire_frames import (
     welcome,
 )
 
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 5.0
+UNANSWERED_SECONDS = 4.0  # a connection that the other host answers nothing on for so long is made anew
 OPEN_SECONDS = 600.0  # that the contents of a segment may take; a state of many gigabytes over a slow network
 AGAIN_SECONDS = 0.5  # between two tries to reach an owner whose connection broke
 GREET_SECONDS = 10.0  # for a stranger to prove that it is none
@@ -263,8 +266,10 @@ class Owner:
                 self._link.send(pack(Kind.OPEN, number))
             until = time.monotonic() + OPEN_SECONDS
             while number not in self._whole:
-                if self.sealed or number in self._gone or self._link is None or time.monotonic() > until:
+                if self.sealed or number in self._gone or time.monotonic() > until:
                     raise ConnectionError(f"worker {self.number} at {self.host} is gone, or has let go of its memory")
+                if self._link is None:
+                    raise Unreachable(f"the connection to worker {self.number} at {self.host} broke")
                 self._changed.wait(0.5)
             return self._kept.get(number) or self._mirrors[number]
 
@@ -286,9 +291,10 @@ class Owner:
 
     def _greet(self) -> socket.socket:
         wire = self._wire
-        sock = socket.create_connection((self.host, self.port), CONNECT_SECONDS, (wire.host, 0))
+        sock = self._call()
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            mind_silence(sock, UNANSWERED_SECONDS)
             greeting = _exactly(sock, HELLO_BYTES)
             said = answer(wire.key, greeting, secrets.token_bytes(NONCE_BYTES), wire.number)
             sock.sendall(said)
@@ -297,9 +303,19 @@ class Owner:
         except WireError as error:
             sock.close()
             raise ConnectionError(str(error)) from None
-        except OSError:
+        except OSError as error:
             sock.close()
-            raise
+            raise Unreachable(f"worker {self.number} at {self.host} does not answer ({error})") from None
+        return sock
+
+    def _call(self) -> socket.socket:
+        wire = self._wire
+        try:
+            sock = socket.create_connection((self.host, self.port), CONNECT_SECONDS, (wire.host, 0))
+        except OSError as error:
+            wire.reach.failed(self.number)
+            raise Unreachable(f"worker {self.number} at {self.host} cannot be reached ({error})") from None
+        wire.reach.answered(self.number)
         return sock
 
     def take(self, frame: Frame) -> None:
@@ -352,6 +368,7 @@ class Owner:
         with self._changed:
             if self._link is link:
                 self._link = None
+                self._wire.reach.failed(self.number)
             self._anew = {}
             self.try_at = time.monotonic() + AGAIN_SECONDS
             self._changed.notify_all()
@@ -368,6 +385,7 @@ class WireThread:
     def __init__(self, host: str, key: str, number: int) -> None:
         self.host, self.key, self.number = host, key, number
         self.sealed: set[int] = set()
+        self.reach = Reach(time.monotonic)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=64)
         self._listener.setblocking(False)

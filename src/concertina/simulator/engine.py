@@ -16,7 +16,7 @@ from concertina.core.errors import SimulationError
 from concertina.core.job import JobPhase, JobSpec
 from concertina.core.plan import Rejected
 from concertina.policies.admission import rule_of
-from concertina.policies.base import Policy, Shares
+from concertina.policies.base import Policy, Shares, explainer_of
 from concertina.policies.placement import Spot
 from concertina.policies.round import Change, changes
 from concertina.policies.scaling_curve import Curves
@@ -185,7 +185,8 @@ class Simulation:
         """Why, asked before anything changes; only if somebody wants to know."""
         if not self.setting.record.decisions:
             return [""] * len(wanted)
-        return [self.policy.explain(self.table, c.row, c.before, c.after) for c in wanted]
+        explain = explainer_of(self.policy, self.table)
+        return [explain(c.row, c.before, c.after) for c in wanted]
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
