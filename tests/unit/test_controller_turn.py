@@ -333,7 +333,9 @@ def test_a_job_that_no_power_of_two_can_serve_is_refused() -> None:
     assert here.submit(virtual=8, min_workers=6) == "j0"
     name = here.submit(virtual=8)
     settle(here)
-    assert here.states["j0"].reason == "it needs at least 6 workers; with 6 slots a job gets 4 at most"
+    assert here.states["j0"].reason == (
+        "it needs at least 6 workers; with 6 slots a job gets 4 at most: policy concertina gives 1, 2, 4, ... slots"
+    )
     asked = here.ask(Op.RESIZE, name, 5)
     settle(here, 1)
     assert "gives a job 4 at most" in here.answers[asked].reason  # type: ignore[attr-defined]

@@ -93,7 +93,10 @@ class PolicyRound:
         for job in self.books.submitted() if self.books.nodes else ():
             if job.request.min_workers > self.most:
                 needs = f"it needs at least {job.request.min_workers} workers"
-                self.books.refuse(job.state, f"{needs}; with {counted(self.slots)} a job gets {self.most} at most")
+                most = f"with {counted(self.slots)} a job gets {self.most} at most"
+                if job.request.min_workers <= of_one_type(self.books.nodes):
+                    most += f": policy {self.policy.name} gives 1, 2, 4, ... slots"
+                self.books.refuse(job.state, f"{needs}; {most}")
 
     def _measure(self) -> None:
         """Who is measured, and whose measuring is over."""
@@ -284,9 +287,14 @@ def _seat(job: Live, state: JobState, start_s: float) -> Seat:
 
 def largest_share(nodes: Sequence[NodeState], policy: Policy) -> int:
     """The most slots that a job can ever be given: of one device type; policies that promise give powers of two."""
-    kinds = {node.device_type for node in nodes}
-    most = max((sum(n.slots for n in nodes if n.device_type == kind) for kind in kinds), default=0)
+    most = of_one_type(nodes)
     return 1 << (most.bit_length() - 1) if most and makes_promises(policy) else most
+
+
+def of_one_type(nodes: Sequence[NodeState]) -> int:
+    """Slots of the type of device of which there are most."""
+    kinds = {node.device_type for node in nodes}
+    return max((sum(n.slots for n in nodes if n.device_type == kind) for kind in kinds), default=0)
 
 
 def _speeds(curve: Curve) -> str:
