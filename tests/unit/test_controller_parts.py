@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from concertina.cluster.asks import Standing, answer
+from concertina.cluster.codec import load
 from concertina.cluster.curves import LiveCurves, adopted, corrected, kind_of, merged, points
 from concertina.cluster.evict import Holder
 from concertina.cluster.records import (
@@ -94,13 +95,33 @@ def test_a_kind_that_is_measured_again_moves_half_way() -> None:
 
 def test_curves_are_found_by_kind_and_by_job() -> None:
     stored = {"k": Curve(key="k", speeds={1: 10.0})}
-    curves = LiveCurves(stored, {"slow": {1: 5.0}}, 4)
+    curves = LiveCurves(stored, {"slow": ("", {1: 5.0})}, 4)
     spec = spec_of(live(), stored, 4)
     assert curves.of(spec)[0].speed("any", 4) == pytest.approx(10.0 * 4 * 0.64)
     assert curves.of(replace(spec, id="slow"))[0].speed("any", 1) == 5.0
     assert curves.of(replace(spec, id="other"))[0] is curves.of(spec)[0], "one ladder for all jobs of a kind"
     with pytest.raises(NoCurveError, match="not measured"):
         curves.of(replace(spec, model="unknown"))
+
+
+def test_each_type_of_device_has_its_own_curve_and_old_records_hold_for_all() -> None:
+    old = Curve(key="k", speeds={1: 10.0, 2: 18.0})
+    assert load(Curve, b'{"key":"k","speeds":{"1":10.0,"2":18.0},"source":"","total_steps":0}') == old
+    slow = merged(old, "k", {1: 4.0}, 0, "", "T4")
+    assert slow is not None
+    fast = merged(slow, "k", {1: 10.0, 2: 18.0}, 0, "", "A100")
+    assert fast is not None
+    assert fast.types == {"T4": {1: 4.0}, "A100": {1: 10.0, 2: 18.0}}
+    assert (old.on("T4"), fast.on("T4"), fast.on("V100")) == (old.speeds, {1: 4.0}, fast.speeds)
+    curves = LiveCurves({"k": fast}, {}, 4)
+    curve = curves.of(spec_of(live(), {"k": fast}, 4))[0]
+    assert (curve.speed("T4", 1), curve.speed("A100", 1), curve.speed("A100", 2)) == (4.0, 10.0, 18.0)
+
+
+def test_a_job_that_is_slow_on_one_type_is_believed_to_be_so_on_the_others() -> None:
+    stored = {"k": Curve(key="k", speeds={1: 8.0}, types={"T4": {1: 4.0}, "A100": {1: 10.0}})}
+    curve = LiveCurves(stored, {"a": ("A100", {1: 5.0})}, 4).of(spec_of(live(), stored, 4))[0]
+    assert (curve.speed("A100", 1), curve.speed("T4", 1), curve.speed("new", 1)) == (5.0, 2.0, 4.0)
 
 
 # -- views ---------------------------------------------------------------------------------------------------------

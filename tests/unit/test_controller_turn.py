@@ -6,6 +6,7 @@ import pytest
 from tests.property.cluster_model import World, node
 
 from concertina.cluster.records import (
+    Activity,
     Ask,
     ClusterState,
     Curve,
@@ -165,6 +166,36 @@ def test_a_job_that_proves_slow_makes_a_round_and_its_curve_is_corrected() -> No
     assert "steps/s on" in here.states[name].history[-1].reason
 
 
+def test_what_a_job_shows_on_one_type_of_device_is_kept_for_that_type() -> None:
+    here = World(0, (replace(node("slow", 2), device_type="T4"), replace(node("fast", 2), device_type="A100")))
+    here.curves = {"kind-()": Curve(key="kind-()", speeds={1: 1.0, 2: 1.8}, types={"T4": {1: 1.0, 2: 1.8}})}
+    name = here.submit(steps=10_000, max_workers=2)
+    settle(here)
+    seen = here.seen[name]
+    here.seen[name] = replace(seen, step=40, speeds={2: 9.0}, device_type="A100")
+    here.turn()
+    assert (here.states[name].speeds, here.states[name].speeds_type) == ({2: 9.0}, "A100")
+    here.seen[name] = replace(here.seen[name], activity=Activity.FINISHED, slots=())
+    here.turn()
+    assert here.curves["kind-()"].types == {"T4": {1: 1.0, 2: 1.8}, "A100": {2: 9.0}}
+
+
+def test_a_job_is_measured_on_one_type_of_device_at_a_time() -> None:
+    here = World(0, (replace(node("a", 2), device_type="T4"), replace(node("b", 2), device_type="A100")))
+    name = here.submit(steps=4000, deadline_s=here.now + 9000)
+    counts = set()
+    for _ in range(30):
+        settle(here, 1)
+        for process in here.processes:
+            process.step += 3
+            here._write(process)
+        state = here.states[name]
+        if state.profiling:
+            counts.add(len({slot[0] for slot in state.slots}))
+    assert counts <= {0, 1}
+    assert here.states[name].phase is JobPhase.RUNNING
+
+
 def test_reclaimed_slots_are_left_in_a_hurry_and_come_back() -> None:
     here = world()
     name = here.submit(steps=10_000)
@@ -302,7 +333,9 @@ def test_a_job_that_no_power_of_two_can_serve_is_refused() -> None:
     assert here.submit(virtual=8, min_workers=6) == "j0"
     name = here.submit(virtual=8)
     settle(here)
-    assert here.states["j0"].reason == "it needs at least 6 workers; with 6 slots a job gets 4 at most"
+    assert here.states["j0"].reason == (
+        "it needs at least 6 workers; with 6 slots a job gets 4 at most: policy concertina gives 1, 2, 4, ... slots"
+    )
     asked = here.ask(Op.RESIZE, name, 5)
     settle(here, 1)
     assert "gives a job 4 at most" in here.answers[asked].reason  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ import pytest
 
 from concertina.cluster import keys
 from concertina.cluster.codec import dump, load
-from concertina.cluster.keeper_book import FEWEST, WARM_UP, JobBook
+from concertina.cluster.keeper_book import FEWEST, WARM_UP, JobBook, SpeedMeter
 from concertina.cluster.keeper_link import StoreLink
 from concertina.cluster.keeper_plan import (
     AGAIN_S,
@@ -331,6 +331,16 @@ def test_an_epoch_that_was_resumed_in_its_middle_says_nothing_of_the_work() -> N
     book.note(epoch(5, 100, worker=1))  # not the main worker
     book.note(epoch(5, 90))
     assert book.total_steps == 100
+
+
+def test_what_was_measured_on_other_devices_is_forgotten() -> None:
+    meter = SpeedMeter({2: 5.0})
+    for number in range(1, 12):
+        meter.stepped(number, number * 0.5, 1)
+    assert meter.speeds == {1: 2.0, 2: 5.0}
+    meter.forget()
+    meter.stepped(12, 6.0, 1)
+    assert meter.speeds == {}
 
 
 def test_values_that_are_no_numbers_are_not_shown() -> None:

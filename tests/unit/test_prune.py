@@ -65,6 +65,6 @@ def test_a_folder_is_away_at_once_and_removed_in_the_end(tmp_path: Path) -> None
 
 def test_what_goes_is_told_in_words() -> None:
     many = [f"j{n}" for n in range(12)]
-    assert words([], "", 2 * DAY, True) == ["no job ended more than 2 d 0 h ago: nothing to forget"]
+    assert words([], "", 2 * DAY, True) == ["no job ended more than 2 d ago: nothing to forget"]
     assert words(["a"], "gone", DAY, False) == ["1 job: gone", "a"]
     assert words(many, "gone", DAY, True) == ["12 jobs would be forgotten", *many[:10], "and 2 more"]

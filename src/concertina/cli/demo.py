@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from concertina.core.errors import ConcertinaError, UsageError
+from concertina.core.errors import ClusterUnreachable, ConcertinaError, UsageError
 
 if TYPE_CHECKING:
     from concertina.cli.client import Client
@@ -101,6 +101,8 @@ class Demo:
                     posted = client.post("/jobs", self.body(job, time.time()))
                     threading.Thread(target=self._follow, args=(url, token, posted, say), daemon=True).start()
                 self._until_all_ended(client)
+        except ClusterUnreachable:
+            return  # somebody has taken it down, and said so
         except ConcertinaError as error:
             say(f"demo: {error}")
             return

@@ -115,7 +115,7 @@ def lasting(seconds: float) -> str:
     if minutes < 48 * 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     hours = round(whole / HOUR)
-    return f"{hours // 24} d {hours % 24} h"
+    return f"{hours // 24} d {hours % 24} h" if hours % 24 else f"{hours // 24} d"
 
 
 def at_clock(at: float, now: datetime) -> str:

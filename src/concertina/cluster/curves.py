@@ -65,26 +65,38 @@ def adopted(believed: Mapping[int, float], own: Mapping[int, float], seen: Mappi
     return {**own, **news} if news else dict(own)
 
 
-def merged(old: Curve | None, key: str, seen: Mapping[int, float], total_steps: int, source: str) -> Curve | None:
+def merged(
+    old: Curve | None, key: str, seen: Mapping[int, float], total_steps: int, source: str, device_type: str = ""
+) -> Curve | None:
     """What is to be stored of a kind after a job of it was seen; None: nothing new."""
-    known = dict(old.speeds) if old else {}
+    known = _blended(old.speeds if old else {}, seen)
+    types = dict(old.types) if old else {}
+    if device_type:
+        types[device_type] = _blended(types.get(device_type, {}), seen)
+    steps = total_steps or (old.total_steps if old else 0)
+    if not known or (old is not None and (known, types, steps) == (old.speeds, old.types, old.total_steps)):
+        return None
+    return Curve(key=key, speeds=known, types=types, source=source, total_steps=steps)
+
+
+def _blended(old: Mapping[int, float], seen: Mapping[int, float]) -> dict[int, float]:
+    known = dict(old)
     for count, speed in seen.items():
         if speed > 0:
             before = known.get(count)
             blend = speed if before is None else KEPT * before + (1 - KEPT) * speed
             if before is None or abs(blend - before) > NOTABLE * before:
                 known[count] = blend
-    steps = total_steps or (old.total_steps if old else 0)
-    if not known or (old is not None and known == old.speeds and steps == old.total_steps):
-        return None
-    return Curve(key=key, speeds=dict(sorted(known.items())), source=source, total_steps=steps)
+    return dict(sorted(known.items()))
 
 
 class LiveCurves(Curves):
     """Finds curves by a job's kind (`JobSpec.model`) and, where it was seen running, by its own id."""
 
-    def __init__(self, stored: Mapping[str, Curve], own: Mapping[str, Mapping[int, float]], top: int) -> None:
-        """`own`: job id -> speeds at which it was seen. `top`: workers that any job can have."""
+    def __init__(
+        self, stored: Mapping[str, Curve], own: Mapping[str, tuple[str, Mapping[int, float]]], top: int
+    ) -> None:
+        """`own`: job id -> type of device and speeds at which it was seen there. `top`: workers that any can have."""
         super().__init__()
         self._stored, self._own, self._top = stored, own, top
         self._kinds: dict[str, ScalingCurve | None] = {}
@@ -101,16 +113,25 @@ class LiveCurves(Curves):
         own = self._own.get(job.id)
         if own and kind != PROBE:
             if job.id not in self._jobs:
-                stored = self._stored.get(kind)
-                speeds = corrected(stored.speeds if stored else {}, own)
-                self._jobs[job.id] = ScalingCurve(points={"*": points(speeds, self._top)})
+                self._jobs[job.id] = self._of_job(self._stored.get(kind), *own)
             return self._jobs[job.id]
         if kind not in self._kinds:
             self._kinds[kind] = self._of_kind(kind)
         return self._kinds[kind]
 
     def _of_kind(self, kind: str) -> ScalingCurve | None:
-        stored = self._stored.get(kind)
-        speeds = {1: 1.0} if kind == PROBE else (stored.speeds if stored else {})
-        found = points(speeds, self._top)
-        return ScalingCurve(points={"*": found}) if found else None
+        stored = Curve(key=PROBE, speeds={1: 1.0}) if kind == PROBE else self._stored.get(kind)
+        if stored is None or not (found := points(stored.speeds, self._top)):
+            return None
+        return ScalingCurve(points={"*": found, **{t: points(s, self._top) for t, s in stored.types.items()}})
+
+    def _of_job(self, stored: Curve | None, seen_on: str, own: Mapping[int, float]) -> ScalingCurve:
+        """On the type where it was seen as it was seen; on others as much faster or slower than its kind as there."""
+        if stored is None:
+            return ScalingCurve(points={"*": points(own, self._top)})
+        usual = points(stored.on(seen_on), self._top)
+        ratios = [speed / usual[count] for count, speed in own.items() if usual.get(count)]
+        ratio = sum(ratios) / len(ratios) if ratios else 1.0
+        known = {t: {n: s * ratio for n, s in seen.items()} for t, seen in {"*": stored.speeds, **stored.types}.items()}
+        known[seen_on or "*"] = corrected(stored.on(seen_on), own)
+        return ScalingCurve(points={t: points(speeds, self._top) for t, speeds in known.items()})

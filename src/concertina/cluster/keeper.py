@@ -138,6 +138,8 @@ class Office:
             self._book.epochs, self._book.values = before.epochs, dict(before.values)
         self._link = StoreLink(self._open, me(task.request.id, attempt), task.state)
         self._devices: dict[str, tuple[str, ...]] = {}  # names of the GPUs by node
+        self._types: dict[str, str] = {}  # type of device by node
+        self._type = before.device_type if before else ""  # on which speeds were measured
         self._asked_to_end: float | None = None
         self._last = JobSeen(id=task.request.id, attempt=attempt, speeds=dict(self._book.meter.speeds))
 
@@ -190,10 +192,20 @@ class Office:
                     return Ending(outcome=Outcome.STOPPED)
                 job.asked_to_end = self._asked_to_end
                 ending = job.turn(self._link.state)
-                self._last = job.seen(self._attempt)
+                self._heed_type()
+                self._last = replace(job.seen(self._attempt), device_type=self._type)
                 if ending is not None:
                     return ending
                 self._link.publish(self._last)
+
+    def _heed_type(self) -> None:
+        """Speeds hold for one type of device: on another one they are measured anew."""
+        types = {self._types.get(slot.rpartition("/")[0], "") for slot in self._last.slots}
+        now = types.pop() if len(types) == 1 else ""
+        if self._last.slots and now != self._type:
+            if self._type:
+                self._book.meter.forget()
+            self._type = now
 
     def _slot_env(self, slot: str) -> Mapping[str, str] | None:
         """A GPU slot shows its worker that GPU and no other, any other slot none. None: the store does not say now."""
@@ -204,7 +216,9 @@ class Office:
                     found = store.get(keys.NODES + node)
             except StoreError:
                 return None
-            self._devices[node] = gpus_of(load(NodeState, found.value)) if found is not None else ()
+            known = load(NodeState, found.value) if found is not None else None
+            self._devices[node] = gpus_of(known) if known is not None else ()
+            self._types[node] = known.device_type if known is not None else ""
         names = self._devices[node]
         return {"CONCERTINA_SLOT": slot, "CUDA_VISIBLE_DEVICES": names[int(index) % len(names)] if names else ""}
 

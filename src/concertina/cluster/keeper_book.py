@@ -20,6 +20,12 @@ class SpeedMeter:
         self._last: tuple[int, float] | None = None
         self._skip = WARM_UP
 
+    def forget(self) -> None:
+        """Other devices: what was measured says nothing about them."""
+        self.speeds.clear()
+        self._gaps.clear()
+        self.disturbed()
+
     def disturbed(self) -> None:
         """Something happens beside training: the next steps are not usual ones."""
         self._last, self._skip = None, WARM_UP

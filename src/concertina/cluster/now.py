@@ -53,7 +53,7 @@ def moment_now(mirror: Mirror, now: float, *, budget_ms: float = 300.0) -> Momen
     snapshot = snapshot_of(shown, specs, nodes, written_notes(job.state for job in shown), now, start_s)
     if snapshot is None:
         raise QuestionError("the cluster has no slots: ask again when a node is there")
-    own = {job.id: job.state.speeds for job in shown if job.state.speeds}
+    own = {job.id: (job.state.speeds_type, job.state.speeds) for job in shown if job.state.speeds}
     basis = Basis(
         policy=policy,
         curves=LiveCurves({**stored, ASSUMED: _assumed()}, own, slots),

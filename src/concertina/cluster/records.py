@@ -87,6 +87,7 @@ class JobState:
     begun_s: float = 0.0  # when it was last given slots after it had none
     trains_s: float = 0.0  # since when it trains on them; 0: it is still on its way to its first step
     speeds: dict[int, float] = field(default_factory=dict)  # of this very job, as the policy is told (steps/s)
+    speeds_type: str = ""  # the type of device on which they were seen
     failures: int = 0  # keepers that ended without being asked to, since it last made progress
     failed_at: float = 0.0  # the step at which that was
     unheard: int = 0  # keepers in a row that never said a word
@@ -137,6 +138,7 @@ class JobSeen:
     checkpoint_step: int = 0  # of the newest whole checkpoint
     values: dict[str, float] = field(default_factory=dict)  # what the script logged last
     speeds: dict[int, float] = field(default_factory=dict)  # steps/s by number of workers, as measured
+    device_type: str = ""  # on which they were; empty: not known, or several at once
     pids: dict[str, int] = field(default_factory=dict)  # slot -> process
     exit: int | None = None
     error: str = ""
@@ -180,9 +182,14 @@ class Curve:
     """How fast a kind of job is."""
 
     key: str
-    speeds: dict[int, float]  # steps/s by number of workers, measured
+    speeds: dict[int, float]  # steps/s by number of workers, measured; on whatever type of device
+    types: dict[str, dict[int, float]] = field(default_factory=dict)  # the same by type of device, where that is known
     source: str = ""  # "measured before it started", "measured while it ran", "given"
     total_steps: int = 0  # that the script makes by itself; 0: not known
+
+    def on(self, device_type: str) -> dict[int, float]:
+        """On this type of device; where it was not seen there, on any."""
+        return self.types.get(device_type) or self.speeds
 
 
 class Op(StrEnum):

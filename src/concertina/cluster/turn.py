@@ -111,7 +111,8 @@ def _learn(books: Books, job: Live) -> None:
     if job.seen is None or not job.seen.speeds or not job.state.curve or job.state.profiling:
         return
     old = books.curves.get(job.state.curve)
-    known = merged(old, job.state.curve, job.seen.speeds, job.seen.total_steps, "measured while it ran")
+    seen, why = job.seen, "measured while it ran"
+    known = merged(old, job.state.curve, seen.speeds, seen.total_steps, why, seen.device_type)
     if known is not None:
         books.learn(known)
 
@@ -121,12 +122,15 @@ def _correct(books: Books, job: Live) -> None:
     state, seen, kind = job.state, job.seen, books.curves.get(job.state.curve)
     if seen is None or state.profiling or kind is None or seen.attempt != state.attempt:
         return
-    top = max((*seen.speeds, *kind.speeds), default=1)
-    believed = points(corrected(kind.speeds, state.speeds), top)
-    speeds = adopted(believed, state.speeds, seen.speeds)
+    usual, own = kind.on(seen.device_type), state.speeds
+    if seen.speeds and state.speeds_type != seen.device_type:
+        own = {}  # it was seen on another type of device
+    top = max((*seen.speeds, *usual), default=1)
+    believed = points(corrected(usual, own), top)
+    speeds = adopted(believed, own, seen.speeds)
     if speeds == state.speeds:
         return
-    books.keep(replace(state, speeds=speeds))
+    books.keep(replace(state, speeds=speeds, speeds_type=seen.device_type))
     count = len(state.slots)
     if count in speeds and count in believed:
         told = f"it makes {speeds[count]:.3g} steps/s on {count} where {believed[count]:.3g} were expected"

@@ -133,7 +133,7 @@ def slack_s(job: Live, kind: Curve | None, now: float) -> float:
     state = job.state
     if state.promised_s is None or state.work is None:
         return 0.0
-    speeds = points(corrected(kind.speeds if kind else {}, state.speeds), len(state.slots))
+    speeds = points(corrected(kind.on(state.speeds_type) if kind else {}, state.speeds), len(state.slots))
     speed = speeds.get(len(state.slots), 0.0)
     return state.promised_s - now - max(state.work - state.done, 0.0) / speed if speed else 0.0
 

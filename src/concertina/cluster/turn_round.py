@@ -1,6 +1,6 @@
 """The part of a turn that asks the policy: measure what is unknown, admit, share out, grant. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from concertina.cluster import profiling
@@ -93,7 +93,10 @@ class PolicyRound:
         for job in self.books.submitted() if self.books.nodes else ():
             if job.request.min_workers > self.most:
                 needs = f"it needs at least {job.request.min_workers} workers"
-                self.books.refuse(job.state, f"{needs}; with {counted(self.slots)} a job gets {self.most} at most")
+                most = f"with {counted(self.slots)} a job gets {self.most} at most"
+                if job.request.min_workers <= of_one_type(self.books.nodes):
+                    most += f": policy {self.policy.name} gives 1, 2, 4, ... slots"
+                self.books.refuse(job.state, f"{needs}; {most}")
 
     def _measure(self) -> None:
         """Who is measured, and whose measuring is over."""
@@ -112,7 +115,7 @@ class PolicyRound:
                 why = f"it waits until {chosen[state.curve]} has shown how fast this kind of job is"
                 books.keep(replace(state, profiling=False, reason=why))
         for job in [job for job in books.submitted() if job.state.profiling and job.state.slots]:
-            if profiling.walk(job, self._idle(), books.now).over:
+            if profiling.walk(job, self._idle(job), books.now).over:
                 self._measured(job)
 
     def _work(self, job: Live) -> float | None:
@@ -123,7 +126,8 @@ class PolicyRound:
     def _measured(self, job: Live) -> None:
         assert job.seen is not None
         why = "measured before it was admitted"
-        known = merged(None, job.state.curve, job.seen.speeds, job.seen.total_steps, why)
+        seen = job.seen
+        known = merged(None, job.state.curve, seen.speeds, seen.total_steps, why, seen.device_type)
         if known is not None:
             self.books.learn(known)
             self.books.keep(replace(job.state, profiling=False, work=self._work(job)))
@@ -131,15 +135,22 @@ class PolicyRound:
                 self.books.keep(replace(twin.state, work=self._work(twin)))  # it waited for just this
             self.books.tell("measured", job.id, _speeds(known))
 
-    def _idle(self) -> int:
-        """Slots that nobody has, and what measured jobs have borrowed beyond their fewest."""
-        books = self.books
-        measured = [job for job in books.submitted() if job.state.profiling]
-        borrowed = sum(max(len(job.state.slots) - job.fewest, 0) for job in measured)
-        return len(set(usable(books.nodes)) - books.busy()) + borrowed
+    def _idle(self, job: Live) -> int:
+        """Slots of its type of device that nobody has, and what measured jobs have borrowed of these."""
+        books, types = self.books, self._types_of(job.state.slots)
+        there = {node.id for node in books.nodes if node.device_type in types}
+        free = [slot for slot in set(usable(books.nodes)) - books.busy() if node_of(slot) in there]
+        measured = [other for other in books.submitted() if other.state.profiling]
+        beside = [other for other in measured if self._types_of(other.state.slots) & types]
+        return len(free) + sum(max(len(other.state.slots) - other.fewest, 0) for other in beside)
+
+    def _types_of(self, slots: Iterable[str]) -> set[str]:
+        nodes = {node_of(slot) for slot in slots}
+        return {node.device_type for node in self.books.nodes if node.id in nodes}
 
     def _borrow(self, probes: list[Live], targets: dict[str, Nodes], reasons: dict[str, str]) -> None:
         """Let measured jobs grow over slots that the plan leaves idle."""
+        type_of = {node.id: node.device_type for node in self.books.nodes}
         room: dict[str, int] = {}
         for slot in usable(self.books.nodes):
             room[node_of(slot)] = room.get(node_of(slot), 0) + 1
@@ -150,9 +161,11 @@ class PolicyRound:
             if job.id not in targets or not job.state.slots:
                 reasons[job.id] = MEASURED_FIRST
                 continue
-            step = profiling.walk(job, sum(room.values()), self.books.now)
             wanted = dict(targets[job.id])
-            for node in sorted(room, key=lambda name: (name not in wanted, -room[name], name)):
+            types = {type_of[node] for node in wanted}  # a speed on two types at once says nothing about either
+            alike = [node for node in room if type_of[node] in types]
+            step = profiling.walk(job, sum(room[node] for node in alike), self.books.now)
+            for node in sorted(alike, key=lambda name: (name not in wanted, -room[name], name)):
                 more = max(min(step.workers - sum(wanted.values()), room[node]), 0)
                 if more:
                     wanted[node], room[node] = wanted.get(node, 0) + more, room[node] - more
@@ -248,7 +261,7 @@ class PolicyRound:
     def _slowness(self, state: JobState) -> str:
         """That a job gets more because it proved slower than its kind, for its reason."""
         count, kind = len(state.slots), self.books.curves.get(state.curve)
-        own, usual = state.speeds.get(count), kind.speeds.get(count) if kind else None
+        own, usual = state.speeds.get(count), kind.on(state.speeds_type).get(count) if kind else None
         if state.promised_s is None or not own or not usual or own > (1 - NOTABLE) * usual:
             return ""
         return f"; it makes {own:.3g} steps/s on {count} where {usual:.3g} were expected"
@@ -274,9 +287,14 @@ def _seat(job: Live, state: JobState, start_s: float) -> Seat:
 
 def largest_share(nodes: Sequence[NodeState], policy: Policy) -> int:
     """The most slots that a job can ever be given: of one device type; policies that promise give powers of two."""
-    kinds = {node.device_type for node in nodes}
-    most = max((sum(n.slots for n in nodes if n.device_type == kind) for kind in kinds), default=0)
+    most = of_one_type(nodes)
     return 1 << (most.bit_length() - 1) if most and makes_promises(policy) else most
+
+
+def of_one_type(nodes: Sequence[NodeState]) -> int:
+    """Slots of the type of device of which there are most."""
+    kinds = {node.device_type for node in nodes}
+    return max((sum(n.slots for n in nodes if n.device_type == kind) for kind in kinds), default=0)
 
 
 def _speeds(curve: Curve) -> str:

@@ -91,7 +91,7 @@ def total_slots(nodes: Iterable[NodeState]) -> int:
 
 
 def curves_of(jobs: Iterable[Live], stored: Mapping[str, Curve], slots: int) -> LiveCurves:
-    own = {job.id: job.state.speeds for job in jobs if job.state.speeds}
+    own = {job.id: (job.state.speeds_type, job.state.speeds) for job in jobs if job.state.speeds}
     return LiveCurves(stored, own, max(slots, 1))
 
 
@@ -144,7 +144,7 @@ def _work(job: Live, stored: Mapping[str, Curve]) -> float:
     if state.work is not None:
         return state.work - behind
     curve = stored.get(state.curve)
-    speeds = corrected(curve.speeds if curve else {}, state.speeds)
+    speeds = corrected(curve.on(state.speeds_type) if curve else {}, state.speeds)
     least = ASSUMED_SECONDS * (speeds[min(speeds)] if speeds else 1.0)
     return max(2 * state.done, state.done + least) - behind
 

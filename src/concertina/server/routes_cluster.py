@@ -72,7 +72,12 @@ async def nodes(here: Here, who: Who) -> Response:
 async def drain(node_id: Annotated[Name, Path()], ask: DrainAsk, here: Here, who: Admin) -> Response:
     """Move its jobs away and give it nothing new; or use it again."""
     if all(node.id != node_id for node in here.parts.mirror.nodes()):
-        raise ApiError(404, "no_such_node", f"there is no node {node_id!r}", "list them with GET /api/v1/nodes")
+        raise ApiError(
+            404,
+            "no_such_node",
+            f"there is no node {node_id!r}",
+            "`concertina nodes` lists them, and so does GET /api/v1/nodes",
+        )
     reply = await here.asker.ask(Op.UNDRAIN if ask.undrain else Op.DRAIN, who, target=node_id)
     return _answer(reply.reason)
 
