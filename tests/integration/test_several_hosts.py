@@ -15,6 +15,7 @@ from concertina.backends.base import Seat
 from concertina.backends.local import LocalBackend
 from concertina.core.seats import choose
 from concertina.runner import Run, RunSettings, parse_changes
+from concertina.runtime.wire import UNANSWERED_SECONDS
 
 STEPS = 60
 PATIENCE = 120.0
@@ -127,6 +128,23 @@ def test_a_worker_per_virtual_worker_sums_as_ddp_does_across_hosts(
     with job.run:
         job.to_end()
     assert job.run.report.reduction == "native all-reduce"
+    assert differences(wanted, job.checkpoint) == []
+
+
+def test_a_worker_that_stands_still_for_longer_than_a_dead_connection_may_is_waited_for(
+    tmp_path: Path, loopback: LoopbackHosts, wanted: Path
+) -> None:
+    """Its script may load, compile or evaluate for long, in whatever way: its host answers, so nothing is cut."""
+    job = Job(tmp_path, loopback, silence_s=60.0)
+    with job.run:
+        job.go_on(lambda: job.step >= 6)
+        slow = job.run.workers[job.workers()[1]]
+        os.kill(slow, signal.SIGSTOP)
+        wakes = time.monotonic() + 2 * UNANSWERED_SECONDS
+        job.go_on(lambda: time.monotonic() > wakes)
+        os.kill(slow, signal.SIGCONT)
+        job.to_end()
+    assert [e["event"] for e in job.events if e["event"] in ("worker_stuck", "recovering", "worker_lost")] == []
     assert differences(wanted, job.checkpoint) == []
 
 

@@ -1,4 +1,4 @@
-"""Whatever dies, whenever, and however late words arrive: a job ends, and no step counts in two generations."""
+"""Whatever dies or is cut off, whenever, however late words arrive: a job ends, no step counts in two generations."""
 
 import json
 import random
@@ -15,6 +15,7 @@ from worker_model import Memory, ModelWorker
 
 from concertina.master import machine_types as t
 from concertina.master import state_json
+from concertina.master.cut_links import Complaint, cut_off
 from concertina.master.machine import OVER, Change, Phase, handle, start
 
 STEPS = 14
@@ -25,9 +26,9 @@ RARE = ("act_on", "change_over", "fetch", "come_in", "forming", "leave")  # shor
 class World:
     """A master, a launcher, workers, and what is on its way between them; chance decides who moves next."""
 
-    def __init__(self, seed: int, kills: int, requests: int) -> None:
+    def __init__(self, seed: int, kills: int, requests: int, cuts: int) -> None:
         self.chance = random.Random(seed)
-        self.kills, self.requests = kills, requests
+        self.kills, self.requests, self.cuts = kills, requests, cuts
         self.virtual = self.chance.randint(2, 5)
         workers = self.chance.randint(1, self.virtual)
         self.minimum = self.chance.randint(1, workers)
@@ -159,6 +160,27 @@ class World:
             self.requests -= 1
             self.tell(self.request())
 
+        if self.cuts and len(alive) > 1 and self.chance.random() < 0.02:
+            self.cuts -= 1
+            self.memory.cut.add(frozenset(self.chance.sample(alive, 2)))
+            self.story.append(f"cut {self.memory.cut}")
+        if self.memory.cut and self.chance.random() < 0.02:
+            self.memory.cut.remove(self.chance.choice(sorted(self.memory.cut, key=sorted)))
+        if self.memory.cut and self.chance.random() < 0.02:
+            self.let_go()
+
+    def let_go(self) -> bool:
+        """Links have been down for long, and some wait for them; who is ended, if anybody is?"""
+        told = {}
+        for n, worker in self.workers.items():
+            if worker.exit is None and worker.doing != "wait_to_start":
+                cut = {m: 60.0 for pair in self.memory.cut if n in pair for m in pair if m != n}
+                told[n] = Complaint(waits_s=60.0, cut=cut)
+        found = cut_off(self.state, told, 10.0)
+        for finding in found:
+            self.tell(finding)
+        return bool(found)
+
     def request(self) -> t.Event:
         kind = self.chance.randrange(4)
         some = self.chance.choice(self.state.members)
@@ -178,7 +200,8 @@ class World:
             self.disturb()
             moves = self.moves()
             self.chance.shuffle(moves)
-            assert any(self.move(*move) for move in moves), f"deadlock: {self.explain()}"
+            moved = any(self.move(*move) for move in moves)
+            assert moved or self.let_go(), f"deadlock: {self.explain()}"
         raise AssertionError(f"no end in sight: {self.explain()}")
 
     def explain(self) -> str:
@@ -187,10 +210,12 @@ class World:
 
 
 @settings(max_examples=1000, deadline=None, derandomize=True, database=None)
-@given(seed=st.integers(0, 2**32), kills=st.integers(0, 8), requests=st.integers(0, 6))
-@example(seed=0, kills=0, requests=0)
-def test_a_job_ends_whatever_dies_and_however_late_words_arrive(seed: int, kills: int, requests: int) -> None:
-    world = World(seed, kills, requests)
+@given(seed=st.integers(0, 2**32), kills=st.integers(0, 8), requests=st.integers(0, 6), cuts=st.integers(0, 4))
+@example(seed=0, kills=0, requests=0, cuts=0)
+def test_a_job_ends_whatever_dies_or_is_cut_off_and_however_late_words_arrive(
+    seed: int, kills: int, requests: int, cuts: int
+) -> None:
+    world = World(seed, kills, requests, cuts)
     world.to_end()
     assert world.state.phase is Phase.FINISHED, world.explain()
     assert max(world.memory.committed) == STEPS

@@ -5,7 +5,8 @@ waiting: a wait that nobody ends is a deadlock that the test sees. One call of `
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from concertina.core.formation import Formation
@@ -33,6 +34,7 @@ class Memory:
     final: dict[int, int] = field(default_factory=dict)  # worker -> newest step whose contexts are as they stay
     dead: set[int] = field(default_factory=set)  # whose pages can no longer be opened
     committed: dict[int, int] = field(default_factory=dict)  # step -> the generation it was made in
+    cut: set[frozenset[int]] = field(default_factory=set)  # pairs of workers that cannot reach each other
 
     def page(self, generation: int, worker: int) -> Page:
         return self.pages.setdefault((generation, worker), Page())
@@ -67,6 +69,19 @@ class ModelWorker:
         self.synced = 0
         self.dismissed = False
         self.count = 0
+        self.seen: dict[tuple[int, int], Page] = {}  # of those that are cut off from here: how it was before
+
+    def reaches(self, others: Iterable[int]) -> bool:
+        """All of these but the lost, whose pages change no more and are taken from whoever has them."""
+        return not any(frozenset((self.number, n)) in self.memory.cut for n in others if n not in self.lost)
+
+    def view(self, generation: int, worker: int) -> Page:
+        """Its page, as it is seen from here."""
+        page, key = self.memory.page(generation, worker), (generation, worker)
+        if self.reaches((worker,)):
+            self.seen.pop(key, None)
+            return page
+        return self.seen.setdefault(key, replace(page, votes=dict(page.votes)))
 
     # -- words of the master -----------------------------------------------------------------------------------------
 
@@ -124,6 +139,9 @@ class ModelWorker:
             if self.memory.dead & set(formation.members):
                 self.memory.left.setdefault(formation.generation, set()).add(self.number)
                 return True
+            if not self.reaches(formation.members) and formation.generation not in self.abandoned:
+                self.queue.insert(0, formation)  # again and again
+                return False
             self.building = formation
             self.memory.builds.setdefault(formation.generation, set()).add(self.number)
             return True
@@ -164,6 +182,8 @@ class ModelWorker:
         if self.now is not None and self.memory.dead & set(found.members):
             self._fail_to_form(found)  # maybe before the master knows
             return True
+        if not self.reaches(found.members):
+            return False
         self.memory.builds.setdefault(found.generation, set()).add(self.number)
         self.doing = "forming"
         return True
@@ -240,9 +260,12 @@ class ModelWorker:
     def _meet(self) -> bool:
         now = self.now
         assert now is not None
-        pages = {n: self.memory.page(now.generation, n) for n in now.members}
+        pages = {n: self.view(now.generation, n) for n in now.members}
         missing = {n for n, page in pages.items() if page.count < self.count}
-        if any(n in self.lost or pages[n].stopped for n in missing):
+        sealed = bool(missing & self.lost) and self.reaches(
+            now.members
+        )  # all others have said what they saw of the lost
+        if sealed or any(pages[n].stopped for n in missing - self.lost):
             self._say_stopped()
             return True
         if missing:
@@ -282,9 +305,9 @@ class ModelWorker:
         assert wanted is not None
         assert wanted.generation == self.changes_to
         self.memory.announced[self.number, wanted.generation] = self.step
-        self.outbox.append(t.Switched(self.number, wanted.generation, self.step))
         self.dropped = [g for g in self.dropped if g != wanted.generation]
         if self.number not in wanted.members:
+            self.outbox.append(t.Switched(self.number, wanted.generation, self.step))
             self.doing = "leave"
             return True
         self.before = self.now
@@ -297,17 +320,20 @@ class ModelWorker:
         return self._end(EXIT_LEFT) if self.dismissed else False
 
     def _fetch(self) -> bool:
-        """Contexts of virtual workers that come here, from those who had them."""
+        """Contexts of virtual workers that come here, from those who had them. Then nobody else is needed."""
         now, before = self.now, self.before
         assert now is not None
         assert before is not None
         for v in now.placement.workers[now.members.index(self.number)]:
             owner = before.members[before.placement.host(v)]
+            if not self.reaches((owner,)):
+                return False
             if self.memory.final.get(owner, 0) < self.step:
                 if owner not in self.lost:
                     return False
                 self._say_stopped()
                 return True
+        self.outbox.append(t.Switched(self.number, now.generation, self.step))
         self.doing = "post"
         return True
 
@@ -324,6 +350,8 @@ class ModelWorker:
             self.outbox.append(t.Synced(self.number, wanted.generation))
             return True
         main = wanted.sources[0][0]
+        if not self.reaches((main,)):
+            return False
         if (main, wanted.generation) not in self.memory.announced:
             return False
         self.source, self.coming = main, wanted
@@ -337,6 +365,8 @@ class ModelWorker:
             return self._end(EXIT_LEFT)
         if self.source in self.lost:
             return self._end(1)
+        if not self.reaches((self.source,)):
+            return False
         if self.built != formation.generation:
             return False
         self.step = self.memory.announced[self.source, formation.generation]

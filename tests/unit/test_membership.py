@@ -113,6 +113,20 @@ def test_a_generation_that_cannot_be_built_though_nobody_is_lost_is_reported(
     assert membership.said == said
 
 
+def test_what_goes_wrong_in_the_background_does_not_end_what_comes_after_it(
+    membership: Telling, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Bad:
+        def close(self) -> None:
+            raise RuntimeError("it does not close")
+
+    done = threading.Event()
+    membership.take_down(Bad())
+    membership.in_background(done.set)
+    assert done.wait(PATIENCE)
+    assert "it does not close" in capfd.readouterr().err
+
+
 # -- too few are left ------------------------------------------------------------------------------------------------
 
 

@@ -194,6 +194,27 @@ def test_a_worker_that_answers_no_more_is_said_to_be_so_until_it_does_again(wire
     assert mirror.size == source.size
 
 
+def test_a_defect_in_taking_one_change_costs_the_connection_and_not_all_mirrors(
+    wires: list[WireThread], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = make(wires[0], 4096)
+    mirror = read(wires[1], source.address)
+    take, hurt = Owner.take, threading.Event()
+
+    def fail_once(owner: Owner, frame: Frame) -> None:
+        if not hurt.is_set():
+            hurt.set()
+            raise ValueError("a defect")
+        take(owner, frame)
+
+    monkeypatch.setattr(Owner, "take", fail_once)
+    source.memory[:4] = b"lost"
+    source.push(0, 4)
+    assert hurt.wait(10)
+    assert eventually(lambda: mirror.memory[:4] == b"lost")  # it came again with the contents
+    assert "a defect" in capfd.readouterr().err
+
+
 def test_the_time_counts_from_the_break_and_not_from_the_first_try_in_vain(
     wires: list[WireThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:

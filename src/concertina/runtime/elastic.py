@@ -274,11 +274,11 @@ class Elastic:
             membership.wait_for_dismissal()
             raise Left()
         new = membership.take_pending(generation)
-        membership.say(op="switched", generation=generation, step=self.step)  # the next change may come from here on
         self._previous, self._looked = old, 0
         self._engine.take_up(new)
         old.kept += self._shown.stop()  # what newcomers still need of this step stays until they have come
         self._load_moved(old)
+        membership.say(op="switched", generation=generation, step=self.step)  # leavers may go, the next change may come
         self.keep_anew()
         self.switched_at = time.monotonic() - began
 

@@ -8,6 +8,7 @@ import contextlib
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -301,14 +302,19 @@ class Membership:
             work = self._work.get()
             if work is None:
                 return
-            if isinstance(work, list):
-                self._take_down(work)
-                continue
-            if callable(work):
-                work()
-                continue
-            self._build_pending(work)
+            try:
+                self._do_in_background(work)
+            except Exception:  # whoever needs this thread next would wait for it in vain
+                traceback.print_exc()
             del work
+
+    def _do_in_background(self, work: Any) -> None:
+        if isinstance(work, list):
+            self._take_down(work)
+        elif callable(work):
+            work()
+        else:
+            self._build_pending(work)
 
     def _take_down(self, things: list[Any]) -> None:
         """Freeing large memory takes time; here nobody waits for it."""

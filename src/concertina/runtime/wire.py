@@ -15,6 +15,7 @@ import selectors
 import socket
 import threading
 import time
+import traceback
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -541,6 +542,9 @@ class WireThread:
         try:
             link.on_data(data)
         except WireError:
+            link.close()
+        except Exception:  # without this thread, all mirrors would stand still, and nobody would know why
+            traceback.print_exc()
             link.close()
 
     def _reach_again(self) -> None:
