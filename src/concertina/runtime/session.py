@@ -44,6 +44,7 @@ from concertina.runtime.scaling import BatchScale, gate_rate, parts_of, script_f
 from concertina.runtime.scan import check_model, check_nothing_forgotten, check_optimizer
 from concertina.runtime.segments import Segment, connect
 from concertina.runtime.shards import ShardStream, make_stream
+from concertina.runtime.together import Together
 from concertina.runtime.virtual import VirtualEngine
 from concertina.runtime.wire import WireThread
 
@@ -236,6 +237,7 @@ class Session:
         wire = WireThread(self._env.host, self._env.key, self._env.worker) if self._env.host else None
         connect(wire)
         desk = Desk.create(self.size, CONTEXT_BYTES + 2 * buffers)
+        desk.say_rack(self._env.rack)
         membership = Membership(self._env, desk, wire)
         elastic = Elastic(engine, membership, desk)
         self._desk, self._membership, self._elastic = desk, membership, elastic
@@ -951,10 +953,14 @@ class Session:
     def follows(self) -> bool:
         return self._follower is not None
 
-    def _tell_of_catching_up(self, catch_up: CatchUp | None) -> None:
-        if catch_up is not None:
-            self.events.emit("copied", at=catch_up.copied_at, bytes=catch_up.copied_bytes)
-            self.events.emit("synced", replayed=catch_up.replayed, differing=catch_up.differing)
+    def _tell_of_catching_up(self, catch_up: CatchUp | Together | None) -> None:
+        assert self._follower is not None
+        if catch_up is None:
+            self.events.emit("handed_over", reason=self._follower.handed_over)
+            return
+        self.events.emit("copied", at=catch_up.copied_at, bytes=catch_up.copied_bytes)
+        told = self._follower.told
+        self.events.emit("synced", replayed=catch_up.replayed, differing=catch_up.differing, **told)
 
     def rehearse(self, loader: SessionLoader) -> Iterator[Any]:
         """Once per newcomer, in the loop over the data that it comes to first; a stream's records belong to others."""
@@ -973,7 +979,7 @@ class Session:
         rest = self._follower.follow(self.epoch, loader.number, loader.passes)
         if rest is None:
             return False
-        late = self._follower.late
+        late, replayed = self._follower.late, self._follower.replayed
         self._follower = None
         self.step, self.epoch, self.rounds = rest["step"], rest["epoch"], rest["rounds"]
         self.membership.step = self.step
@@ -986,7 +992,7 @@ class Session:
         self.scale.by_workers(self.workers, self.step)
         self.elastic.point_batch = loader.index
         self._let_in = True
-        self.events.emit("training", step=self.step, epoch=self.epoch, late=late)
+        self.events.emit("training", step=self.step, epoch=self.epoch, late=late, replayed=replayed)
         self._told_of_generation("joined_generation")
         return True
 
