@@ -5,6 +5,7 @@
     python -m benchmarks.rescale resume 100       stop, checkpoint, start again
     python -m benchmarks.rescale copy 100         newcomers started beforehand, state copied while everybody waits
     python -m benchmarks.rescale ours 440 --device cuda    with everything on a GPU that the workers share
+    python -m benchmarks.rescale ours 100 --hosts 4        with every worker on a host (network namespace) of its own
     python -m benchmarks.rescale overhead         CPU time of coordination while nothing changes
     python -m benchmarks.rescale all              every row with 1, 100 and 440 MB
     python -m benchmarks.rescale table            the rows measured so far, into docs/results/rescale.md
@@ -21,13 +22,16 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import rescale_baselines, rescale_table
+from benchmarks.rescale_hosts import several_hosts
 from benchmarks.rescale_marks import Asked, read_tracks, seen
+from concertina.backends.base import Seat
 from concertina.runner import Run, RunSettings
 
 JOB = Path(__file__).with_name("rescale_job.py")
@@ -86,13 +90,16 @@ def turn_until(job: Run, there: Any, what: str, watch: Watch, patience: float = 
             sys.exit(f"no {what} within {patience:.0f} s; step {watch.step}, {watch.troubles[-3:]}")
 
 
-def measure_ours(megabytes: float, changes: int, pause: float, device: str, folder: Path) -> dict[str, Any]:
-    """Grows 2 -> 3, moves one of 3, shrinks 3 -> 2, over and over, in one job."""
+def measure_ours(
+    megabytes: float, changes: int, pause: float, device: str, folder: Path, hosts: int = 0, rate: str = ""
+) -> dict[str, Any]:
+    """Grows 2 -> 3, moves one of 3, shrinks 3 -> 2, over and over, in one job; on one machine without `hosts`."""
     watch, marks = Watch(), folder / "marks"
     args = [str(marks), "--megabytes", str(megabytes), "--pause", str(pause), "--device", device]
     settings = RunSettings(script=JOB, args=args, virtual=VIRTUAL, workers=2, run_dir=folder / "run")
     asked: list[Asked] = []
-    with Run(settings, watch) as job:
+    with ExitStack() as stack:
+        job = stack.enter_context(Run(settings, watch, *_hosts(hosts, rate, folder, stack, lambda: job.seats)))
         turn_until(job, lambda: watch.step >= QUIET_STEPS, "first steps", watch)
         for number in range(3 * changes):
             asked.append(_one_change(job, watch, number))
@@ -111,6 +118,16 @@ def measure_ours(megabytes: float, changes: int, pause: float, device: str, fold
         "late": [event["late"] for event in watch.signs if "late" in event],  # pieces copied at the switch; -1: all
         "troubles": watch.troubles,
     }
+
+
+def _hosts(
+    count: int, rate: str, folder: Path, stack: ExitStack, seated: Callable[[], Mapping[int, Seat]]
+) -> tuple[Any, ...]:
+    """Backend and seating for a run; none for this machine alone."""
+    if not count:
+        return ()
+    backend, seat = stack.enter_context(several_hosts(count, folder / "hosts", rate))
+    return backend, lambda worker: seat(seated())
 
 
 def turn_until_over(job: Run) -> None:
@@ -194,11 +211,32 @@ def main() -> None:
     parser.add_argument("--changes", type=int, default=0, help=f"of each kind; default {CHANGES}, restarts {RESTARTS}")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds that a turn sleeps, standing for a GPU")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the model is")
+    parser.add_argument(
+        "--hosts", type=int, default=0, help="`ours` only: a host of its own for every worker; 4 at least"
+    )
+    parser.add_argument("--rate", default="", help="with --hosts: what each host's link carries, such as 1gbit")
+    parser.add_argument("--name", default="", help="with --hosts: what the rows are of, if not of this code")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "concertina-rescale")
     args = parser.parse_args()
     args.scratch.mkdir(parents=True, exist_ok=True)
     if args.what == "table":
         rescale_table.write(args.scratch)
+        return
+    if args.hosts:
+        for size in args.megabytes or SIZES:
+            name = "-".join(filter(None, ("hosts", f"{size:g}", args.rate, args.name)))
+            count = args.changes or CHANGES
+            _keep(
+                args.scratch,
+                name,
+                lambda folder, size=size, count=count: {
+                    **measure_ours(size, count, args.pause, args.device, folder, args.hosts, args.rate),
+                    "way": "hosts",
+                    "device": args.device,
+                    "rate": args.rate,
+                    "name": args.name,
+                },
+            )
         return
     still = ("overhead",) if args.device == "cpu" else ()
     ways = (*MEASURES, *still) if args.what == "all" else (args.what,)

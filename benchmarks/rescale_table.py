@@ -9,6 +9,7 @@ from typing import Any
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "rescale.md"
 BEGIN, END = "<!-- measured{}: begin -->", "<!-- measured{}: end -->"
 MARKS = {"cpu": "", "cuda": " on a GPU"}
+HOSTS_MARK = " on several hosts"
 KINDS = ("grow", "shrink", "move")
 NAMES = {
     "ours": "**concertina**",
@@ -27,6 +28,17 @@ DETAILS = (
     "longest, median / worst",
     "starting",
     "catching up (steps)",
+)
+ON_HOSTS = (
+    "MB of parameters",
+    "each link",
+    "",
+    "growing 2 -> 3",
+    "moving one of 3",
+    "shrinking 3 -> 2",
+    "step, ms",
+    "steps while catching up",
+    "pieces left for the switch",
 )
 
 
@@ -135,6 +147,21 @@ def _overhead(results: Sequence[Mapping[str, Any]]) -> list[str]:
     return out
 
 
+def _on_hosts(results: Sequence[Mapping[str, Any]]) -> str:
+    out = [f"| {' | '.join(ON_HOSTS)} |", "|---" * len(ON_HOSTS) + "|"]
+    rows = sorted(results, key=lambda f: (f["megabytes"], f["rate"], f["name"] == ""))
+    for found in rows:
+        pauses = " | ".join(_ms(_of(found, kind, "pause")) for kind in ("grow", "move", "shrink"))
+        steps = ", ".join(f"{1000 * _median(_of(found, k, 'step')):.0f}" for k in ("grow", "move", "shrink"))
+        ratios = [r for kind in ("grow", "move") for row in _of(found, kind, "catch_up_ratios") for r in row]
+        late = ", ".join("all" if n < 0 else str(n) for n in sorted(set(found["late"])))
+        head = f"{found['megabytes']:g} | {found['rate'] or 'unlimited'} | {found['name'] or '**following**'}"
+        slower = f"{_median(ratios):.2f} ({len(ratios)})" if ratios else "-"
+        out.append(f"| {head} | {pauses} | {steps} | {slower} | {late} |")
+    loads = ", ".join(f"{found['load'][0]:.1f}" for found in rows)
+    return "\n".join([*out, "", f"Load of the machine before each: {loads}."])
+
+
 def tables(results: Sequence[Mapping[str, Any]]) -> str:
     changes = [found for found in results if found["way"] != "overhead"]
     still = [found for found in results if found["way"] == "overhead"]
@@ -149,12 +176,16 @@ def tables(results: Sequence[Mapping[str, Any]]) -> str:
 
 def write(scratch: Path) -> None:
     """Puts the tables between the marks of the page; prose around them stays."""
-    results = [json.loads(path.read_text()) for path in sorted(scratch.glob("*.json"))]
+    every = [json.loads(path.read_text()) for path in sorted(scratch.glob("*.json"))]
+    hosts = [found for found in every if found["way"] == "hosts"]
+    if hosts:
+        _put(_on_hosts(hosts), BEGIN.format(HOSTS_MARK), END.format(HOSTS_MARK))
+    results = [found for found in every if found["way"] != "hosts"]
     for device, mark in MARKS.items():
         rows = [found for found in results if found.get("device", "cpu") == device]
         if rows:
             _put(tables(rows), BEGIN.format(mark), END.format(mark))
-    print(f"{len(results)} rows, in {PAGE}")
+    print(f"{len(every)} rows, in {PAGE}")
 
 
 def _put(text: str, begin: str, end: str) -> None:

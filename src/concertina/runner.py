@@ -357,7 +357,7 @@ class Run:
             ramp=s.ramp,
             largest_batch=s.largest_batch,
         ).to_environ()
-        del env["CONCERTINA_EVENTS_FD"]  # the nursery's own pipe
+        del env["CONCERTINA_EVENTS_FD"], env["CONCERTINA_RACK"]  # the nursery's own pipe, the host's own place
         env |= seat.env
         self._backend.start_worker(number, s.script.resolve(), s.args, env, self.log_path(number), seat.node)
 

@@ -81,6 +81,7 @@ def _make(stack: ExitStack, tag: str, subnet: str, hosts: int) -> Network:
         ip("netns", "add", host.name)
         stack.callback(ip, "netns", "del", host.name)
         ip("link", "add", host.link, "type", "veth", "peer", "name", "eth0", "netns", host.name)
+        stack.callback(ip, "link", "del", host.link)  # with its namespace it would go too, but only some time later
         ip("link", "set", host.link, "master", bridge, "up")
         ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", "eth0")
         ip("-n", host.name, "link", "set", "eth0", "up")

@@ -24,10 +24,11 @@ PATIENCE = 120.0
 class Job:
     """One run, driven from the test."""
 
-    def __init__(self, folder: Path, backend: Any, changes: str = "", **settings: Any) -> None:
+    def __init__(self, folder: Path, backend: Any, changes: str = "", steady: bool = False, **settings: Any) -> None:
+        """With `steady`, all steps take as long until the test has done all it wants."""
         folder.mkdir(parents=True, exist_ok=True)
         script = folder / "train.py"
-        script.write_text(SCRIPT)
+        script.write_text(SCRIPT.replace("1 if session.step < 30 else 300", "5") if steady else SCRIPT)
         self.go, self.step, self.events, self.checkpoint = (
             folder / "go",
             0,
@@ -73,6 +74,9 @@ class Job:
         assert self.go_on()
         assert self.run.close_report().exit == 0
 
+    def told(self, kind: str) -> list[Mapping[str, Any]]:
+        return [e for e in self.events if e["event"] == kind]
+
     def workers(self) -> list[int]:
         """Of the generation in force."""
         return next(e["members"] for e in reversed(self.events) if e["event"] == "generation_started")
@@ -102,6 +106,30 @@ def test_growing_and_shrinking_across_hosts_leaves_the_bits(
     with job.run:
         job.to_end()
     assert job.run.report.reduction == "virtual ring"
+    assert differences(wanted, job.checkpoint) == []
+
+
+def test_newcomers_on_other_hosts_follow_and_are_handed_next_to_nothing(
+    tmp_path: Path, loopback: LoopbackHosts, wanted: Path
+) -> None:
+    """From one member first, then from two at once; nothing is left for the switch."""
+    job = Job(tmp_path, loopback, steady=True, workers=1)
+    with job.run:
+        for workers in (2, 3):
+            job.go_on(lambda: job.step >= 2)
+            job.run.resize(workers)
+            job.go_on(lambda workers=workers: len(job.workers()) == workers)  # type: ignore[misc]
+        job.to_end()
+    assert job.told("handed_over") == []
+    first, second = job.told("synced")
+    assert (first["sources"], second["sources"]) == ([0], [0, 1])
+    for e in (first, second):
+        assert e["network"]
+        assert not e["gave_up"]
+        assert e["differing"] == 0
+    let_in = [e for e in job.told("training") if "late" in e]
+    assert [e["late"] for e in let_in] == [0, 0]
+    assert all(e["replayed"] > 0 for e in let_in)
     assert differences(wanted, job.checkpoint) == []
 
 
@@ -206,6 +234,35 @@ def test_two_hosts_that_are_cut_from_each_other_only_cost_the_job_one_of_them_un
                     host.isolate(on=False)
                 job.go_on(lambda: len(job.workers()) == 3)
                 job.to_end()
+            assert differences(wanted, job.checkpoint) == []
+        finally:
+            backend.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", [0, 1], ids=["the main worker", "another"])
+def test_a_member_that_is_killed_while_a_newcomer_on_another_host_follows_it_costs_a_step_and_no_more(
+    tmp_path: Path, wanted: Path, victim: int
+) -> None:
+    with network() as net:
+        backend = NamespaceHosts(net, tmp_path / "nurseries")
+        try:
+            job = Job(tmp_path, backend, steady=True, workers=2)
+            with job.run:
+                job.go_on(lambda: job.step >= 2)
+                job.run.resize(3)
+                job.go_on(lambda: job.told("following") != [])
+                newcomer, old = job.told("following")[0]["worker"], job.workers()
+                os.kill(job.run.workers[old[victim]], signal.SIGKILL)
+                job.go_on(lambda: len(job.workers()) == 3)
+                assert newcomer in job.workers()
+                assert old[victim] not in job.workers()
+                job.to_end()
+            assert job.told("handed_over") == []
+            last = [e for e in job.told("synced") if e["worker"] == newcomer][-1]
+            assert last["network"]
+            assert last["sources"] == [old[1 - victim]]
+            assert [e["late"] for e in job.told("training") if e["worker"] == newcomer] == [0]
             assert differences(wanted, job.checkpoint) == []
         finally:
             backend.close()

@@ -120,3 +120,12 @@ def test_notes_are_read_in_order_and_never_torn(desk: Desk) -> None:
 def test_a_note_without_room_says_so(desk: Desk) -> None:
     desk.note({"step": 3, "grads": "x" * META})
     assert desk.read_note(1) == {"step": 3, "too_long": True}
+
+
+def test_hosts_that_stand_in_the_same_rack_say_the_same_number() -> None:
+    one, same, other, silent = (Desk.create(1, 100) for _ in range(4))
+    for desk, name in ((one, "row 3, rack 7"), (same, "row 3, rack 7"), (other, "row 3, rack 8"), (silent, "")):
+        desk.say_rack(name)
+    assert one.rack == same.rack != 0
+    assert other.rack not in (0, one.rack)
+    assert silent.rack == 0

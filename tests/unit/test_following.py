@@ -7,66 +7,18 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
+from followed import KINDS, Member, assert_same, prepared_of, settle
 
 from concertina.runtime.buckets import BucketLayout, DdpOptions
-from concertina.runtime.catch_up import ELEMENTWISE, LEAVES_GRADIENTS, CatchUp
+from concertina.runtime.catch_up import LEAVES_GRADIENTS, CatchUp
 from concertina.runtime.desk import METAS, Desk
 from concertina.runtime.handover import pack, unpack
 from concertina.runtime.member_memory import MemberMemory
+from concertina.runtime.pieces import ELEMENTWISE
 from concertina.runtime.prepared import Prepared
 from concertina.runtime.shown import Shown
 from concertina.runtime.state_map import describe
 from concertina.runtime.sums import SharedSums
-
-
-def prepared_of(kind: Any, seed: int, **options: Any) -> Prepared:
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 1))
-    return Prepared.sort((model, kind(model.parameters(), **options)))
-
-
-class Member:
-    """What `shown.py` does in a member, by hand; in this process, whose memory a newcomer can read as well."""
-
-    def __init__(self, kind: Any, shares: bool, **options: Any) -> None:
-        self.prepared = prepared_of(kind, 1, **options)
-        self.optimizer = self.prepared.optimizers[0]
-        self.params = list(self.prepared.model.parameters())
-        layout = BucketLayout.initial(self.params, DdpOptions())
-        self.sums = SharedSums(layout)
-        self.grads = dict(zip(layout.buckets[0], layout.views(0, self.sums.flats[0]), strict=True))
-        self.shared = [self.sums.where] if shares else []
-        self.desk = Desk.create(2, 100)
-        self.number = 0
-
-    def begin(self) -> None:
-        """Up to the moment right before the optimizer acts."""
-        step = self.number + 1
-        self.desk.overwritten = step
-        for i, p in enumerate(self.params):
-            self.grads[i].copy_(torch.randn(p.shape))
-            p.grad = self.grads[i]
-        self.desk.clock = 2 * self.number + 1
-        self.desk.note(
-            {
-                "step": step,
-                "optimizer": 0,
-                "groups": [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups],
-                "grads": [[i, g.data_ptr()] for i, g in self.grads.items()],
-                "shared": self.shared,
-            }
-        )
-
-    def end(self, updates: int = 1, spoiled: bool = False) -> None:
-        self.optimizer.step()
-        self.number += 1
-        self.desk.clock = 2 * self.number
-        self.desk.note({"step": self.number, "updates": updates, "spoiled": spoiled})
-
-    def step(self) -> None:
-        self.begin()
-        self.end()
 
 
 def follow(member: Member, kind: Any, **options: Any) -> tuple[CatchUp, Prepared]:
@@ -74,33 +26,6 @@ def follow(member: Member, kind: Any, **options: Any) -> tuple[CatchUp, Prepared
     description = describe(member.prepared)
     assert description is not None
     return CatchUp(MemberMemory(os.getpid()), member.desk, newcomer, description), newcomer
-
-
-def all_tensors(prepared: Prepared) -> list[torch.Tensor]:
-    kept = [t for p in prepared.model.parameters() for t in prepared.optimizers[0].state[p].values()]
-    return [*prepared.model.parameters(), *(t for t in kept if isinstance(t, torch.Tensor))]
-
-
-def settle(catch_up: CatchUp) -> None:
-    for _ in range(100):
-        if catch_up.in_step:
-            return
-        catch_up.work()
-    raise AssertionError("not in step")
-
-
-def assert_same(member: Member, newcomer: Prepared) -> None:
-    ours, theirs = all_tensors(newcomer), all_tensors(member.prepared)
-    assert len(ours) == len(theirs)
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-KINDS = [
-    (torch.optim.AdamW, {"fused": True}),
-    (torch.optim.Adam, {"foreach": True, "weight_decay": 0.1}),
-    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
-    (torch.optim.RMSprop, {}),
-]
 
 
 @pytest.mark.parametrize("shares", [True, False])
@@ -222,7 +147,7 @@ class Shows:
         self.prepared = prepared_of(torch.optim.AdamW, 1)
         self.desk = Desk.create(2, 100)
         self.engine = SimpleNamespace(reducer=object(), on_update=None, before_results=None, on_spoiled=None)
-        wanted = SimpleNamespace(joiners=(7,), generation=3)
+        wanted = SimpleNamespace(joiners=(7,), generation=3, members=(1, 7), desks=("1/fd/1", "7/fd/1"))
         membership = SimpleNamespace(wanted=wanted, in_background=lambda work: work())
         self.shown = Shown(cast(Any, self.engine), cast(Any, membership), self.desk)
         self.shown.prepared = self.prepared

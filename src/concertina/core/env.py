@@ -29,6 +29,7 @@ class WorkerEnv:
     job: str = ""
     key: str = ""  # that members of the job know each other by
     host: str = ""  # address that workers on other hosts reach this one at; empty: all are on this machine
+    rack: str = ""  # the host's own word for where it stands; hosts with the same are near each other
     orphan_s: float = 60.0  # on several hosts: without a word from any master for so long, a worker ends itself
     resume: str = ""  # checkpoint folder to start from
     steps: int = 0  # upper bound on steps of the job; 0 means none

@@ -1,19 +1,21 @@
 """How a newcomer gets the state of a job that goes on training: it copies pieces and replays what comes after.
 
+The member may be another process of this host or be on another one (`member_memory.py`, `remote_memory.py`).
+
 The state changes at every step, so it cannot be copied as a whole while training goes on. It is copied in pieces, each
 between two steps; from then on the newcomer steps that piece along itself, with the very gradients and hyperparameters
 that the members' optimizers use, and at the same time: a member says so right before its optimizer acts. The gradients
-are taken from the members' memory, without a copy where it is shared. When all pieces are there and have been compared
-once, the newcomer is in step with the members, whatever the size of the model.
+are taken from the members' memory, without a copy where it is shared; over a network they are sent, once per step.
+When all pieces are there and have been compared once, the newcomer is in step with the members, whatever the size of
+the model.
 
-Optimizers that treat every element alone are replayed on slices, all others on whole parameters. What cannot be
-replayed exactly shows in the comparison and is copied once more at the switch.
+What cannot be replayed exactly shows in the comparison and is copied once more at the switch.
 """
 
 import copy
 import time
 from collections import OrderedDict, defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,74 +24,47 @@ from torch.optim import Optimizer
 
 from concertina.runtime.desk import Desk
 from concertina.runtime.device_memory import finish_work
-from concertina.runtime.digest import bit_pattern
 from concertina.runtime.member_memory import MemberMemory
+from concertina.runtime.pieces import Piece, cut, flat
 from concertina.runtime.prepared import Prepared
+from concertina.runtime.remote_memory import RemoteMemory
 from concertina.runtime.state_map import all_params, make_room
 
-SLICE = 1 << 20  # elements; a multiple of every vector width, so that slices give the bits of the whole
-MOST_LAPSES = 30  # steps that may go by unseen before everything is left to the switch
 WORK_SECONDS = 0.004  # of copying between two looks at the members' clock
-ELEMENTWISE = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.Adamax,
-    torch.optim.Adagrad,
-    torch.optim.Adadelta,
-    torch.optim.RMSprop,
-    torch.optim.ASGD,
-    torch.optim.Rprop,
-)
-
-
+BATCH_BYTES = 1 << 22  # of gradients that are asked for in one go, while those before are used
 # Steps of these never write to the gradients, which may be the members' own.
 LEAVES_GRADIENTS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
-@dataclass(slots=True, eq=False)
-class Part:
-    """One tensor's share of a piece: where it lies there, and here."""
-
-    key: str  # empty: the parameter itself
-    address: int
-    here: Tensor  # flat, the final memory; single numbers of slices but the first have a tensor of their own
-
-
-@dataclass(slots=True, eq=False)
-class Piece:
-    """A stretch of one parameter with everything that optimizers keep for it."""
-
-    param: int  # among all parameters of the model
-    lo: int
-    hi: int
-    optimizer: int  # -1: no optimizer holds it
-    group: int
-    parts: list[Part]
-    scalars: dict[str, torch.Size] = field(default_factory=dict)  # single numbers, with their shape
-    version: int = -1  # steps that what we hold has seen; -1: nothing yet
-    compared: bool = False
-    exact: bool = True
-    leaf: Tensor | None = None  # what the replaying optimizer takes for its parameter
-
-
 class CatchUp:
-    """Follows one member's state."""
+    """Follows one member's state, or a share of it."""
 
-    def __init__(self, memory: MemberMemory, desk: Desk, prepared: Prepared, description: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        memory: MemberMemory | RemoteMemory,
+        desk: Desk,
+        prepared: Prepared,
+        description: dict[str, Any],
+        room: list[Tensor] | None = None,
+        share: tuple[int, int, int] = (0, 1, 1),
+    ) -> None:
+        """`room` for the items of the description, if it has been made; `share` (from, to, of) of the pieces."""
         self._memory = memory
         self._desk = desk
         self._prepared = prepared
         self._params = all_params(prepared)
-        self._pieces = _cut(prepared, description)
+        if room is None:
+            room = [tensor for _, tensor in make_room(prepared, description)]
+        pieces = cut(prepared, description, room, memory.slice)
+        first, end, of = share
+        self._pieces = pieces[len(pieces) * first // of : len(pieces) * end // of]
         self._grads: dict[int, Tensor] = {}  # copies of gradients, where they cannot be used where they lie
         self._replicas = [_replica(optimizer) for optimizer in prepared.optimizers]
-        self._scratch: dict[torch.device, Tensor] = {}
         self._next = 0
         self._lapses = 0
+        self._misses = 0  # times in a row that the member changed what was just read
         self._by_copy = False
+        self.gave_up = ""  # why all is left to the switch, if it is
         self._read = desk.noted  # notes that we have followed
         self._applied = desk.clock // 2  # steps that are over
         self._seen = (0, 0)  # a step that goes on, and how many of its updates we have made
@@ -119,7 +94,7 @@ class CatchUp:
         """A few milliseconds of copying, or one update of the optimizers; False if there was nothing to do."""
         if self.follow_note():
             return True
-        if self._by_copy or self._desk.clock % 2:
+        if self._by_copy or self._desk.clock % 2 or self._memory.rests():
             return False  # nothing can be read while the member's optimizers act
         until = time.monotonic() + WORK_SECONDS
         did = False
@@ -132,6 +107,8 @@ class CatchUp:
                 self._copy(piece)
             else:
                 self._compare(piece)
+            if self._memory.rests():
+                return did
         return did
 
     def follow_note(self) -> bool:
@@ -164,8 +141,8 @@ class CatchUp:
         self._applied = step
         if note["spoiled"] or self._seen != (step, note["updates"]):
             self._drop(live)
-            hopeless = note["spoiled"] or self._unreadable == step
-            self._by_copy = self._by_copy or (hopeless and self._lapses > 1)
+            if (note["spoiled"] or self._unreadable == step) and self._lapses > 1:
+                self._leave_to_switch("the updates of its optimizers cannot be repeated elsewhere")
             return
         for piece in live:
             piece.version = step
@@ -176,10 +153,13 @@ class CatchUp:
         if not any(piece.version >= 0 for piece in pieces):
             return
         self._lapses += 1
-        if self._lapses > MOST_LAPSES:
-            self._by_copy = True  # everything at the switch, then
+        if self._lapses > self._memory.most_lapses:
+            self._leave_to_switch(f"{self._lapses} times, steps went by faster than they could be followed")
         for piece in pieces:
             piece.version = -1
+
+    def _leave_to_switch(self, why: str) -> None:
+        self._by_copy, self.gave_up = True, self.gave_up or why
 
     def _next_piece(self) -> Piece | None:
         """The next one to copy, or else to compare."""
@@ -194,44 +174,29 @@ class CatchUp:
         return None
 
     def _copy(self, piece: Piece) -> None:
-        clock = self._desk.clock
-        if clock % 2:
-            return
         with torch.no_grad():
-            self._read_parts(piece)
-        if self._desk.clock == clock:
-            piece.version = clock // 2
-            piece.compared = False
-            self.copied_bytes += sum(part.here.numel() * part.here.element_size() for part in piece.parts)
-
-    def _read_parts(self, piece: Piece) -> None:
-        for part in piece.parts:
-            self._memory.read(part.address, part.here)
-        finish_work(part.here for part in piece.parts)
+            steps = self._memory.copy(self._desk, piece.where)
+        if self._missed(steps < 0):
+            return
+        piece.version = steps
+        piece.compared = False
+        self.copied_bytes += sum(part.here.numel() * part.here.element_size() for part in piece.parts)
 
     def _compare(self, piece: Piece) -> None:
-        """Reads a piece again, while nobody changes it, and looks whether we came to the same."""
-        clock = self._desk.clock
-        if clock % 2 or clock // 2 != piece.version:
-            return
-        equal = True
-        for part in piece.parts:
-            theirs = self._room(part.here)
-            self._memory.read(part.address, theirs)
-            equal = equal and torch.equal(bit_pattern(theirs), bit_pattern(part.here))
-        if self._desk.clock != clock:
+        """Looks, while nobody changes it, whether we came to the same."""
+        steps, equal = self._memory.compare(self._desk, piece.where)
+        if self._missed(steps != piece.version):
             return
         if not equal:
             self.differing += 1
             piece.exact = False  # copied again at the switch
         piece.compared = True
 
-    def _room(self, like: Tensor) -> Tensor:
-        size = like.numel() * like.element_size()
-        room = self._scratch.get(like.device)
-        if room is None or room.numel() < size:
-            room = self._scratch[like.device] = torch.empty(size, dtype=torch.uint8, device=like.device)
-        return room[:size].view(like.dtype)
+    def _missed(self, missed: bool) -> bool:
+        self._misses = self._misses + 1 if missed else 0
+        if self._misses > self._memory.most_misses:
+            self._leave_to_switch("steps are too short for anything to be read between two of them")
+        return missed
 
     # -- replaying ---------------------------------------------------------------------------------------------------
 
@@ -259,6 +224,8 @@ class CatchUp:
         live = [p for p in self._pieces if p.version == step - 1 and p.optimizer == k and p.param in addresses]
         if not live:
             return True
+        if isinstance(self._memory, RemoteMemory):
+            return self._update_from_copies(self._memory, note, live, addresses)
         in_place = type(self._prepared.optimizers[k]) in LEAVES_GRADIENTS
         grads = {i: self._gradient(i, addresses[i], note["shared"], in_place) for i in {p.param for p in live}}
         if self._desk.overwritten > step:
@@ -269,16 +236,49 @@ class CatchUp:
 
     def _gradient(self, i: int, address: int, shared: list[Any], in_place: bool) -> Tensor:
         param = self._params[i].detach()
-        there = self._memory.find(shared, address, param)
+        memory = self._memory
+        assert isinstance(memory, MemberMemory)
+        there = memory.find(shared, address, param)
         if there is not None and in_place and there.device == param.device:
             return there
-        if i not in self._grads:
-            self._grads[i] = torch.empty_like(param)
+        room = self._room(i)
         if there is not None:
-            self._grads[i].copy_(there)
+            room.copy_(there)
         else:
-            self._memory.read(address, self._grads[i])
+            memory.read(address, room)
+        return room
+
+    def _room(self, i: int) -> Tensor:
+        if i not in self._grads:
+            self._grads[i] = torch.empty_like(self._params[i].detach())
         return self._grads[i]
+
+    def _update_from_copies(
+        self, memory: RemoteMemory, note: dict[str, Any], live: list[Piece], addresses: dict[int, int]
+    ) -> bool:
+        """With gradients that the member keeps a copy of, and sends while we act with those that have come."""
+        batches = list(_batches(live))
+        places = [
+            [(addresses[p.param] + p.lo * g.element_size(), flat(g)[p.lo : p.hi]) for p, g in self._with_rooms(batch)]
+            for batch in batches
+        ]
+        for where in places:
+            memory.ask_for_gradients(self._read, where)
+        came = [self._act(memory, note, *both) for both in zip(batches, places, strict=True)]
+        return all(came)
+
+    def _with_rooms(self, pieces: Sequence[Piece]) -> list[tuple[Piece, Tensor]]:
+        return [(piece, self._room(piece.param)) for piece in pieces]
+
+    def _act(
+        self, memory: RemoteMemory, note: dict[str, Any], batch: list[Piece], where: list[tuple[int, Tensor]]
+    ) -> bool:
+        if not memory.take_gradients(where):
+            return False
+        grads = {piece.param: grad for piece, grad in self._with_rooms(batch)}
+        self._step(note["optimizer"], note["groups"], batch, grads)
+        finish_work(grads.values())
+        return True
 
     def _step(self, k: int, groups: list[dict[str, Any]], pieces: list[Piece], grads: dict[int, Tensor]) -> None:
         replica = self._replicas[k]
@@ -290,7 +290,7 @@ class CatchUp:
             if leaf.numel() == grad.numel():
                 leaf.grad = grad
             else:
-                leaf.grad = _flat(grad)[piece.lo : piece.hi]
+                leaf.grad = flat(grad)[piece.lo : piece.hi]
         type(replica).step(replica)
         for piece in pieces:
             assert piece.leaf is not None
@@ -311,17 +311,11 @@ class CatchUp:
         as it should be is copied now. Returns how many pieces that were."""
         late = [p for p in self._pieces if self._by_copy or p.version != step or not p.exact]
         with torch.no_grad():
-            for piece in late:
-                self._read_parts(piece)
+            self._memory.copy_settled(step, [pair for piece in late for pair in piece.where])
         return len(late)
 
     def close(self) -> None:
         self._memory.close()
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """A dense tensor's memory as one row."""
-    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
 def _replica(optimizer: Optimizer) -> Optimizer:
@@ -336,50 +330,15 @@ def _replica(optimizer: Optimizer) -> Optimizer:
     return twin
 
 
-def _cut(prepared: Prepared, description: dict[str, Any]) -> list[Piece]:
-    """All of the state in pieces, with room made for it here."""
-    params = all_params(prepared)
-    pairs = make_room(prepared, description)
-    index = {id(p): i for i, p in enumerate(params)}
-    of_param: dict[int, list[tuple[str, int, Tensor]]] = {i: [] for i in range(len(params))}
-    held = [[p for group in o.param_groups for p in group["params"]] for o in prepared.optimizers]
-    for (k, i, key, *_), (address, tensor) in zip(description["items"], pairs, strict=True):
-        of_param[i if k < 0 else index[id(held[k][i])]].append((key, address, tensor))
-    homes = {
-        id(p): (k, g)
-        for k, o in enumerate(prepared.optimizers)
-        for g, group in enumerate(o.param_groups)
-        for p in group["params"]
-    }
-    counting = {k for k, *_, value in description["others"] if value is not None}  # in plain numbers, unseen by us
-    pieces = []
-    for i, param in enumerate(params):
-        optimizer, group = homes.get(id(param), (-1, -1))
-        if optimizer in counting:
-            optimizer, group = -1, -1
-        tensors = of_param[i]
-        sliceable = optimizer >= 0 and isinstance(prepared.optimizers[optimizer], ELEMENTWISE)
-        sliceable = sliceable and all(t.numel() in (1, param.numel()) for _, _, t in tensors)
-        size = SLICE if sliceable else max(1, param.numel())
-        for lo in range(0, max(1, param.numel()), size):
-            pieces.append(_piece(i, lo, min(lo + size, param.numel()), optimizer, group, tensors, param.numel()))
-            # Trained, but by no optimizer that we know: the script changes it by hand, which nobody can replay.
-            pieces[-1].exact = optimizer >= 0 or not param.requires_grad
-    return pieces
-
-
-def _piece(
-    i: int, lo: int, hi: int, optimizer: int, group: int, tensors: list[tuple[str, int, Tensor]], whole: int
-) -> Piece:
-    parts: list[Part] = []
-    scalars: dict[str, torch.Size] = {}
-    for key, address, tensor in tensors:
-        if tensor.numel() == whole and (whole > 1 or not key):
-            part = _flat(tensor)[lo:hi]
-            parts.append(Part(key, address + lo * tensor.element_size(), part))
-        elif tensor.numel() == 1:  # all slices count it on alike
-            parts.append(Part(key, address, tensor.view(1) if lo == 0 else torch.zeros_like(tensor).view(1)))
-            scalars[key] = tensor.shape
-        else:  # of a shape of its own: such an optimizer is replayed on whole parameters
-            parts.append(Part(key, address, tensor))
-    return Piece(i, lo, hi, optimizer, group, parts, scalars)
+def _batches(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Neighbours whose gradients together are not much."""
+    batch: list[Piece] = []
+    total = 0
+    for piece in pieces:
+        batch.append(piece)
+        total += piece.parts[0].here.element_size() * (piece.hi - piece.lo)
+        if total >= BATCH_BYTES:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch

@@ -4,9 +4,10 @@
   worker end. The last few are kept: a worker may die while it writes.
 * A *clock* that is odd while parameters or optimizer state change and otherwise says how many steps they have seen, so
   that another process can read them from this one's memory and know what it has read.
-* Its *place* in the data, and what a newcomer needs to follow step by step.
+* Its *place* in the data, where its host stands, and what a newcomer needs to follow step by step.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from struct import Struct
@@ -19,7 +20,7 @@ SMALL = 1 << 16  # bytes of a record that is remembered, so that it is not writt
 META = 1 << 16  # bytes for one note to those who follow
 METAS = 16  # of them that are kept
 
-_CLOCK, _NOTED, _SWITCH_GENERATION, _SWITCH_STEP, _OVERWRITTEN, _CANNOT_READ = range(6)
+_CLOCK, _NOTED, _SWITCH_GENERATION, _SWITCH_STEP, _OVERWRITTEN, _CANNOT_READ, _RACK = range(7)
 _PLACE = 8  # epoch, loader, pass, batch
 _HANDED = 16  # length of the address of the state handed over, and the address
 _DESCRIBED = 32  # generation it was made for, length of the address of a description of the state, and the address
@@ -129,6 +130,16 @@ class Desk:
         for k, word in enumerate(value):
             self.words[_PLACE + k] = word
         self.segment.push(8 * _PLACE, 32)
+
+    @property
+    def rack(self) -> int:
+        """A number that hosts near each other have in common; 0: nobody has said."""
+        return self.words[_RACK]
+
+    def say_rack(self, name: str) -> None:
+        digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
+        self.words[_RACK] = int.from_bytes(digest, "little") if name else 0
+        self.segment.push(8 * _RACK, 8)
 
     @property
     def cannot_read(self) -> bool:

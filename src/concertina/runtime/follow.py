@@ -4,6 +4,7 @@ It runs the user's script like everybody, up to the loop over the data. There it
 pass, until they announce the step after which it is one of them; then it has the state of that step and takes turns.
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -23,11 +24,18 @@ from concertina.runtime.interrupts import Left
 from concertina.runtime.member_memory import MemberMemory
 from concertina.runtime.membership import Generation, Membership
 from concertina.runtime.prepared import Prepared
-from concertina.runtime.segments import Segment, is_here
+from concertina.runtime.remote_memory import RemoteMemory
+from concertina.runtime.segments import Segment, host_of, is_here
 from concertina.runtime.state_map import make_room, set_others
+from concertina.runtime.together import Together
 from concertina.runtime.virtual import VirtualEngine
+from concertina.runtime.ways import SHARES, Way, way_in
 
 IDLE_SECONDS = 0.0002
+IDLE_BY_NETWORK_SECONDS = 0.001
+TURN_SECONDS = 120.0  # that a newcomer waits for others to get the state before it
+AGAIN_SECONDS = 0.5  # between two tries to read over a network
+TRIES = 5  # per change, before the state is handed over at the switch instead
 FOLLOWED_SECONDS = 5.0  # that the member we follow may take to end a step that another has ended
 
 
@@ -44,14 +52,31 @@ class Follower:
         self._prepared = prepared
         self._formation: Formation | None = None
         self._sources: dict[int, Desk] = {}
-        self._catch_up: CatchUp | None = None
+        self._catch_up: CatchUp | Together | None = None
         self._gone_in = -1  # generation whose state could no longer be read
-        self._followed: Desk | None = None
-        self._described = ""
+        self._followed: list[tuple[Desk, str]] = []  # members, and where it is written down where their state lies
+        self._way: Way | None = None
+        self._before: list[Desk] = []  # of newcomers whose turn comes before ours
+        self._asked_at = 0.0  # for our turn
+        self._tries = 0
+        self._try_at = 0.0
+        self.handed_over = ""  # why all of the state is to be handed over at the switch; empty: it is not
         self._looked_for = 0  # generation for which it is known whom to follow
-        self.late = -1  # pieces that had to be copied at the switch
-        self.on_synced: Callable[[CatchUp | None], None] = lambda catch_up: None
+        self.late = -1  # pieces that had to be copied at the switch; -1: all
+        self.replayed = 0  # steps of the members that we made, too
+        self.on_synced: Callable[[CatchUp | Together | None], None] = lambda catch_up: None
         self._synced = 0  # generation that we have said to be ready for
+
+    @property
+    def told(self) -> dict[str, str | bool | list[int]]:
+        """Whose memory we read, how, and why not to the end, if so."""
+        sources = [n for n, desk in self._sources.items() if any(desk is followed for followed, _ in self._followed)]
+        gave_up = "" if self._catch_up is None else self._catch_up.gave_up
+        return {"sources": sources, "network": self._by_network, "gave_up": gave_up}
+
+    @property
+    def _by_network(self) -> bool:
+        return self._way is not None and self._way.remote
 
     # -- finding the others ------------------------------------------------------------------------------------------
 
@@ -76,8 +101,22 @@ class Follower:
                 time.sleep(0.05)  # one of them is gone; the master will say how it goes on
                 continue
             self._formation = wanted
+            self._way = way_in(wanted, self._membership.number, self._racks(wanted))
+            self._asked_at = time.monotonic()
+            self._before, self._tries = [], 0
             return
         raise ConcertinaError("no worker of the job could be found")
+
+    def _racks(self, formation: Formation) -> dict[str, int]:
+        """Where the hosts of members and newcomers stand, as far as they have said."""
+        if not self._desk.rack:
+            return {}
+        desks = list(self._sources.values())
+        places = dict(zip(formation.members, formation.desks, strict=True))
+        for number in formation.joiners:
+            with contextlib.suppress(OSError):  # it is gone; so is this change
+                desks.append(Desk.open(places[number], self._engine.virtual))
+        return {host_of(desk.segment.address): desk.rack for desk in desks}
 
     def _place(self) -> tuple[int, int, int, int]:
         """Where the members are: the farthest of them, since they are at most a step apart."""
@@ -106,7 +145,7 @@ class Follower:
                 return None
             self._desk.place = (*mine, place[3])
             if place[:3] != mine or not self._keep_up():
-                time.sleep(IDLE_SECONDS)
+                time.sleep(IDLE_BY_NETWORK_SECONDS if self._by_network else IDLE_SECONDS)
         raise ConcertinaError(f"nobody let this newcomer in within {LIMIT_SECONDS:.0f} s")
 
     def _keep_up(self) -> bool:
@@ -120,9 +159,12 @@ class Follower:
             return False
         try:
             worked = self._catch_up.work() if self._catch_up is not None else False
-        except OSError:  # the member that we followed has ended
+        except OSError as error:  # the member that we followed has ended, or a connection
             self._stop_following()
-            self._gone_in = generation
+            if self._by_network:
+                self._look_again(error)
+            else:
+                self._gone_in = generation
             return False
         if self._catch_up is None:
             self._desk.clock = max(desk.clock for desk in self._sources.values()) // 2 * 2
@@ -137,30 +179,75 @@ class Follower:
         return worked
 
     def _has_moved(self) -> bool:
-        """Whether the member that we follow keeps its state in other memory than it said."""
-        return self._followed is not None and self._followed.described[1] != self._described
+        """Whether a member that we follow keeps its state in other memory than it said."""
+        return any(desk.described[1] != described for desk, described in self._followed)
 
     def _find_description(self, generation: int) -> None:
-        """The member to follow is one of those who have written down where their state lies; each newcomer another."""
+        """The members to follow are among those who have written down where their state lies."""
         ready = [desk for _, desk in sorted(self._sources.items()) if desk.described[0] == generation]
-        if len(ready) < len(self._sources):
+        if len(ready) < len(self._sources) or time.monotonic() < self._try_at or not self._is_our_turn():
             return
         self._looked_for = generation
         self._stop_following()
-        desk = ready[self._membership.number % len(ready)]
-        self._followed, self._described = desk, desk.described[1]
-        if not all(is_here(desk.segment.address) for desk in self._sources.values()):
-            self._desk.cannot_read = True  # another host's memory
-            return
+        self.handed_over = ""
+        if self._way is None:  # on one host each newcomer follows another member
+            sources = [(ready[self._membership.number % len(ready)], 0, SHARES)]
+        else:
+            sources = [(self._sources[number], first, end) for number, first, end in self._way.sources]
+        self._followed = [(desk, desk.described[1]) for desk, _, _ in sources]
         try:
-            memory, description = _read_description(desk)
-            if description is None:
-                self._desk.cannot_read = True  # in a form that nobody else can use
-                return
-            _try_to_read(memory, self._prepared, description)
-            self._catch_up = CatchUp(memory, desk, self._prepared, description)
+            self._catch_up = self._follow(sources)
+            if self._catch_up is None:
+                self.handed_over = "it is kept in a form that nobody else can use"
+        except OSError as error:
+            if self._by_network:
+                self._look_again(error)
+            else:
+                self.handed_over = f"the memory of a member cannot be read ({error})"
+        if self._desk.cannot_read != bool(self.handed_over):
+            self._desk.cannot_read = bool(self.handed_over)
+
+    def _look_again(self, error: OSError) -> None:
+        """A network may fail for a moment; if the member has ended, the master will say whom to follow next."""
+        self._tries += 1
+        if self._tries < TRIES:
+            self._looked_for, self._try_at = -1, time.monotonic() + AGAIN_SECONDS
+            return
+        self.handed_over = f"the memory of a member on another host cannot be read ({error})"
+        self._desk.cannot_read = True
+
+    def _is_our_turn(self) -> bool:
+        """Transfers that would get into each other's way come one after another."""
+        if self._way is None or not self._way.after or time.monotonic() > self._asked_at + TURN_SECONDS:
+            return True
+        assert self._formation is not None
+        places = dict(zip(self._formation.members, self._formation.desks, strict=True))
+        try:
+            if not self._before:
+                self._before = [Desk.open(places[number], self._engine.virtual) for number in self._way.after]
         except OSError:
-            self._desk.cannot_read = True
+            return True  # one of them is gone; so is this change
+        return all(desk.clock > 0 for desk in self._before)
+
+    def _follow(self, sources: list[tuple[Desk, int, int]]) -> CatchUp | Together | None:
+        """Begins to follow these members; None if their state is in a form that nobody else can use."""
+        shares: list[CatchUp] = []
+        room: list[torch.Tensor] | None = None
+        try:
+            for desk, first, end in sources:
+                memory, description = _read_description(desk)
+                if description is None:
+                    return None
+                if isinstance(memory, MemberMemory):
+                    _try_to_read(memory, self._prepared, description)
+                if room is None:
+                    room = [tensor for _, tensor in make_room(self._prepared, description)]
+                shares.append(CatchUp(memory, desk, self._prepared, description, room, (first, end, SHARES)))
+        except OSError:
+            for share in shares:
+                share.close()
+            raise
+        return shares[0] if len(shares) == 1 else Together(shares)
 
     def _announced(self) -> tuple[int, int, str] | None:
         """Generation, step and address of the state, once a member has said that we belong to them."""
@@ -197,24 +284,35 @@ class Follower:
 
     def _stop_following(self) -> None:
         catch_up, self._catch_up = self._catch_up, None
-        self._membership.take_down(catch_up)
+        self._followed = []
+        if isinstance(catch_up, Together):
+            catch_up.close()  # its threads must not write where the next one writes
+        else:
+            self._membership.take_down(catch_up)
 
     def _complete(self, step: int, source: Desk) -> None:
         """Parameters and optimizer state as they are after `step`; if need be, all from the worker that let us in."""
         catch_up = self._catch_up
-        if catch_up is not None and self._reaches(catch_up, step) and not self._has_moved():
-            self.late = catch_up.finish(step)
+        if catch_up is not None and not self._has_moved() and self._finishes(catch_up, step):
             return
+        self._stop_following()
         memory, description = _read_description(source)
         with torch.no_grad():
-            pairs = make_room(self._prepared, description)
-            for there, tensor in pairs:
-                memory.read(there, tensor)
-            finish_work(tensor for _, tensor in pairs)
+            memory.copy_settled(step, make_room(self._prepared, description))
+        memory.close()
 
-    def _reaches(self, catch_up: CatchUp, step: int) -> bool:
-        """The main worker announces a switch; the one that we follow may still be in its optimizer. False if it is
-        gone: then the main worker's memory serves."""
+    def _finishes(self, catch_up: CatchUp | Together, step: int) -> bool:
+        """False if whoever we followed cannot be read any more; then the main worker's memory serves."""
+        try:
+            if self._reaches(catch_up, step):
+                self.late, self.replayed = catch_up.finish(step), catch_up.replayed
+                return True
+        except OSError:
+            pass
+        return False
+
+    def _reaches(self, catch_up: CatchUp | Together, step: int) -> bool:
+        """The main worker announces a switch; the one that we follow may still be in its optimizer, or gone."""
         until = time.monotonic() + FOLLOWED_SECONDS
         while not catch_up.reaches(step):
             if time.monotonic() > until:
@@ -249,13 +347,15 @@ def _warm_up(prepared: Prepared) -> None:
     finish_work(prepared.model.parameters())
 
 
-def _read_description(desk: Desk) -> tuple[MemberMemory, Any]:
-    """The memory of the process whose desk it is, and where in it the state lies."""
+def _read_description(desk: Desk) -> tuple[MemberMemory | RemoteMemory, Any]:
+    """The memory of the process whose desk it is, and where in it the state lies; None if nobody else can use it."""
     segment = Segment.open(desk.described[1])
     size = int.from_bytes(segment.memory[:8], "little")
     found = json.loads(segment.memory[8 : 8 + size])
     state = found["memory"]
-    return MemberMemory(found["pid"], () if state is None else state["shared"]), state
+    if state is None or is_here(desk.segment.address):
+        return MemberMemory(found["pid"], () if state is None else state["shared"]), state
+    return RemoteMemory(found["served"]), state
 
 
 def _try_to_read(memory: MemberMemory, prepared: Prepared, description: dict[str, Any]) -> None:

@@ -53,6 +53,7 @@ class Member:
         wire = WireThread(env.host, env.key, env.worker) if env.host else None
         connect(wire)
         self.desk = Desk.create(env.virtual, CONTEXT_BYTES + 2 * buffers)
+        self.desk.say_rack(env.rack)
         self.membership = Membership(env, self.desk, wire)
         self.elastic = Elastic(self.engine, self.membership, self.desk)
         self.membership.introduce = self._introduction

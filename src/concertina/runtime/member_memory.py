@@ -9,20 +9,66 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from concertina.runtime.device_memory import KIND, DeviceMapping
+from concertina.runtime.desk import Desk
+from concertina.runtime.device_memory import KIND, DeviceMapping, finish_work
+from concertina.runtime.digest import bit_pattern
 from concertina.runtime.segments import Segment
 from concertina.runtime.state_map import read_memory
 from concertina.runtime.sums import TOKEN_BYTES, Shared
 
+Where = Sequence[tuple[int, Tensor]]  # address there, memory here
+
 
 class MemberMemory:
     """Memory of one process, of which some stretches can be mapped."""
+
+    slice = 1 << 20  # elements of a piece; a multiple of every vector width, so that slices give the bits of the whole
+    most_lapses = 30  # steps that may go by unseen before everything is left to the switch
+    most_misses = 1 << 60
 
     def __init__(self, pid: int, shared: Sequence[Shared] = ()) -> None:
         self._pid = pid
         self._shared = shared  # where the state lies
         self._segments: dict[str, Segment | None] = {}  # by token, each mapped once
         self._devices: dict[str, DeviceMapping] = {}  # by place
+        self._scratch: dict[torch.device, Tensor] = {}
+
+    def rests(self) -> bool:
+        """Whoever reads here disturbs nobody."""
+        return False
+
+    def copy(self, desk: Desk, where: Where) -> int:
+        """Copies what lies there between two steps; how many steps that has seen, or -1 if it changed meanwhile."""
+        clock = desk.clock
+        if clock % 2:
+            return -1
+        self.copy_settled(clock // 2, where)
+        return clock // 2 if desk.clock == clock else -1
+
+    def copy_settled(self, steps: int, where: Where) -> None:
+        """The same where nobody can change it: the member waits, and has made so many steps."""
+        for address, target in where:
+            self.read(address, target)
+        finish_work(target for _, target in where)
+
+    def compare(self, desk: Desk, where: Where) -> tuple[int, bool]:
+        """Whether the same is there and here; with how many steps that has seen there, or -1."""
+        clock = desk.clock
+        if clock % 2:
+            return -1, False
+        equal = True
+        for address, here in where:
+            theirs = self._room(here)
+            self.read(address, theirs)
+            equal = equal and torch.equal(bit_pattern(theirs), bit_pattern(here))
+        return (clock // 2 if desk.clock == clock else -1), equal
+
+    def _room(self, like: Tensor) -> Tensor:
+        size = like.numel() * like.element_size()
+        room = self._scratch.get(like.device)
+        if room is None or room.numel() < size:
+            room = self._scratch[like.device] = torch.empty(size, dtype=torch.uint8, device=like.device)
+        return room[:size].view(like.dtype)
 
     def read(self, address: int, target: Tensor) -> None:
         """Copies what lies there into `target`; OSError if that cannot be done. On a GPU it may take place later."""

@@ -11,6 +11,7 @@ from concertina.runtime.member import Member
 from concertina.runtime.rehearsal import rehearse
 from concertina.runtime.rng import aside
 from concertina.runtime.story import Story
+from concertina.runtime.together import Together
 from concertina.runtime.wishes import Wishes
 
 if TYPE_CHECKING:
@@ -35,10 +36,13 @@ class Newcomer:
         self._course.epoch = self._follower.wait_until_let_in()
         self._story.events.emit("following", epoch=self._course.epoch)
 
-    def _tell_of_catching_up(self, catch_up: CatchUp | None) -> None:
-        if catch_up is not None:
-            self._story.events.emit("copied", at=catch_up.copied_at, bytes=catch_up.copied_bytes)
-            self._story.events.emit("synced", replayed=catch_up.replayed, differing=catch_up.differing)
+    def _tell_of_catching_up(self, catch_up: CatchUp | Together | None) -> None:
+        events, follower = self._story.events, self._follower
+        if catch_up is None:
+            events.emit("handed_over", reason=follower.handed_over)
+            return
+        events.emit("copied", at=catch_up.copied_at, bytes=catch_up.copied_bytes)
+        events.emit("synced", replayed=catch_up.replayed, differing=catch_up.differing, **follower.told)
 
     def rehearse(self, loader: "SessionLoader") -> Iterator[Any]:
         """Once, in the loop over the data that it comes to first; a stream's records belong to others."""
@@ -64,6 +68,7 @@ class Newcomer:
         return True
 
     def tell_of_arrival(self) -> None:
-        course = self._course
-        self._story.events.emit("training", step=course.step, epoch=course.epoch, late=self._follower.late)
+        course, follower = self._course, self._follower
+        told = {"late": follower.late, "replayed": follower.replayed}
+        self._story.events.emit("training", step=course.step, epoch=course.epoch, **told)
         self._story.generation("joined_generation", self._member)

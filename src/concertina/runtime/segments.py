@@ -13,6 +13,7 @@ import ctypes
 import errno
 import mmap
 import os
+import socket
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -30,6 +31,15 @@ class Reader(Protocol):
     def changed(self, number: int, segment: "Segment", at: int, size: int) -> None: ...
 
 
+class Served(Protocol):
+    """Memory that others read piece by piece."""
+
+    def admit(self, sock: socket.socket) -> None:
+        """Somebody who may read it, and has a connection of its own for that."""
+
+    def close(self) -> None: ...
+
+
 class Wire(Protocol):
     """What connects this process with workers of other hosts."""
 
@@ -41,6 +51,12 @@ class Wire(Protocol):
 
     def mirror(self, place: str) -> "Segment":
         """A copy that follows the original; Unreachable if its owner does not answer, OSError if it is gone."""
+
+    def serve(self, memory: "Served") -> str:
+        """Where others find memory of ours that is read, not mirrored."""
+
+    def call(self, place: str) -> socket.socket:
+        """A connection of our own to who serves memory there; OSError if it cannot be reached."""
 
 
 _wire: Wire | None = None  # of this process; None: all workers are on this machine
@@ -56,6 +72,18 @@ def is_here(address: str) -> bool:
     """Whether a segment's memory can be mapped, and its maker's processes are on this machine."""
     place = address.partition("@")[2]
     return not place or (_wire is not None and _wire.is_here(place))
+
+
+def serve(memory: Served) -> str:
+    """Where workers of other hosts find it, as long as somebody keeps it; empty if there are none."""
+    return "" if _wire is None else _wire.serve(memory)
+
+
+def call(place: str) -> socket.socket:
+    """A connection to the worker that serves memory at `place`, both sides having proved who they are."""
+    if _wire is None:
+        raise OSError("this worker has no connection to other hosts")
+    return _wire.call(place)
 
 
 def host_of(address: str) -> str:

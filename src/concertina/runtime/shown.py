@@ -19,7 +19,8 @@ from concertina.runtime.device_memory import allocations, finish_work
 from concertina.runtime.digest import sample
 from concertina.runtime.membership import Membership
 from concertina.runtime.prepared import Prepared
-from concertina.runtime.segments import Segment
+from concertina.runtime.segments import Segment, is_here, serve
+from concertina.runtime.served_memory import ServedMemory
 from concertina.runtime.state_map import describe, items, readable
 from concertina.runtime.virtual import VirtualEngine
 
@@ -36,6 +37,7 @@ class Shown:
         self._described = 0  # the generation whose newcomers know where our state lies
         self._described_at: list[int] = []
         self._description: Segment | None = None
+        self._served: ServedMemory | None = None  # where newcomers on other hosts follow
         self._sharing: Any = None  # the reducer that was asked to share its sums
         self._spoiled = False  # gradients of this step were overwritten after the update
         self._updates = 0  # of this step, so far
@@ -71,8 +73,9 @@ class Shown:
         """Nobody follows any more; what those who did may still be reading."""
         self._engine.on_update = None
         self._described = 0
-        kept = [self._taken, self._taken_before, self._sharing]
+        kept = [self._taken, self._taken_before, self._sharing, self._served]
         self._taken, self._taken_before, self._sharing = [], [], None
+        self._stop_serving()
         stop_sharing = getattr(self._engine.reducer, "stop_sharing", None)
         if stop_sharing is not None:
             stop_sharing()
@@ -88,7 +91,9 @@ class Shown:
     def _describe(self, generation: int) -> None:
         """Writes down where the state lies, and from now on what every step does to it."""
         self._desk.note({"step": self.step, "updates": -1, "spoiled": True})
-        description = json.dumps({"pid": os.getpid(), "memory": describe(self.prepared)}).encode()
+        memory = describe(self.prepared)
+        served = self._serve() if memory is not None else ""
+        description = json.dumps({"pid": os.getpid(), "memory": memory, "served": served}).encode()
         self._description = Segment.create(len(description) + 8)
         self._description.memory[: len(description) + 8] = len(description).to_bytes(8, "little") + description
         self._described, self._described_at = generation, self._where()
@@ -98,6 +103,23 @@ class Shown:
         self._engine.before_results = self._before_results
         self._engine.on_spoiled = self._on_spoiled
         self._desk.describe(generation, self._description.address)
+
+    def _serve(self) -> str:
+        """Where newcomers on other hosts find somebody who reads our memory for them; empty if there are none."""
+        self._stop_serving()
+        wanted = self._membership.wanted
+        assert wanted is not None
+        joining = [desk for member, desk in zip(wanted.members, wanted.desks, strict=True) if member in wanted.joiners]
+        if all(map(is_here, joining)):
+            return ""
+        tensors = [item.tensor for item in items(self.prepared)]
+        self._served = ServedMemory(self._desk, tensors, len(self.prepared.optimizers))
+        return serve(self._served)
+
+    def _stop_serving(self) -> None:
+        served, self._served = self._served, None
+        if served is not None:
+            served.stop()
 
     def _share(self) -> None:
         """Lets the sums lie where newcomers can use them, as soon as there is memory for it."""
@@ -132,6 +154,8 @@ class Shown:
         finish_work(grads)
         self._desk.note(note)
         self._keep(grads)
+        if self._served is not None and "grads" in note:
+            self._served.note(self._desk.noted, self.step + 1, grads)
 
     def _keep(self, grads: list[Tensor]) -> None:
         """The gradients themselves, whose memory must not be used for others yet, and a few elements of each."""

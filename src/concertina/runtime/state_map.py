@@ -44,6 +44,16 @@ def readable(tensor: Tensor) -> bool:
     return tensor.device.type in ("cpu", "cuda") and is_dense(tensor) and tensor.layout is torch.strided
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    """A dense tensor's memory as one row of bytes."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset()).view(torch.uint8)
+
+
+def as_buffer(data: Tensor) -> memoryview:
+    """Bytes in host memory, as sockets and hashes take them."""
+    return data.numpy().data
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """One tensor of the state: a parameter (`key` empty), or what an optimizer keeps for one."""

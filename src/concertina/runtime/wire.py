@@ -22,7 +22,7 @@ from collections import deque
 
 from concertina.runtime.keepalive import mind_silence
 from concertina.runtime.reach import Reach
-from concertina.runtime.segments import Segment, Unreachable
+from concertina.runtime.segments import Segment, Served, Unreachable
 from concertina.runtime.wire_frames import (
     ANSWER_BYTES,
     HELLO_BYTES,
@@ -165,9 +165,21 @@ class ReaderLink(Link):
             self.number = number
             self.send(welcome(self.wire.key, self._greeting, said, self.wire.number))
         for frame in self.parser.feed(data):
+            if frame.kind is Kind.FOLLOW:
+                self._hand_on(frame.segment)
+                return
             if frame.kind is not Kind.OPEN:
                 raise WireError(f"a reader sent {frame.kind.name}")
             self._open(frame.segment)
+
+    def _hand_on(self, number: int) -> None:
+        """This connection is for who serves memory, in a thread of its own."""
+        served = self.wire.served(number)
+        if served is None:
+            self.send(pack(Kind.GONE, number))
+            return
+        served.admit(self.sock.dup())
+        self.close()
 
     def _open(self, number: int) -> None:
         segment = self.wire.offered(number)
@@ -281,7 +293,7 @@ class Owner:
                 raise ConnectionError(f"worker {self.number} has been given up")
             if self._link is not None and not self._link.closed:
                 return
-            sock = self._greet()
+            sock = self.greet()
             link = OwnerLink(self._wire, sock, self)
             with self._changed:
                 self._link = link
@@ -290,7 +302,7 @@ class Owner:
                     link.send(pack(Kind.OPEN, number))
             self._wire.add(link)
 
-    def _greet(self) -> socket.socket:
+    def greet(self) -> socket.socket:
         wire = self._wire
         sock = self._call()
         try:
@@ -392,6 +404,7 @@ class WireThread:
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._segments: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
+        self._served: weakref.WeakValueDictionary[int, Served] = weakref.WeakValueDictionary()
         self._next = 1
         self._lock = threading.Lock()
         self._owners: dict[tuple[str, int, int], Owner] = {}
@@ -417,6 +430,24 @@ class WireThread:
     def offered(self, number: int) -> Segment | None:
         with self._lock:
             return self._segments.get(number)
+
+    def serve(self, memory: Served) -> str:
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._served[number] = memory
+        return f"{self.host}:{self.port}/{self.number}/{number}"
+
+    def served(self, number: int) -> Served | None:
+        with self._lock:
+            return self._served.get(number)
+
+    def call(self, place: str) -> socket.socket:
+        """The number of what is served there is for the caller to say."""
+        endpoint, worker, _ = place.split("/")
+        host, _, port = endpoint.rpartition(":")
+        if int(worker) in self.sealed:
+            raise ConnectionError(f"worker {worker} has been given up")
+        return Owner(self, host, int(port), int(worker)).greet()
 
     def is_here(self, place: str) -> bool:
         return place.partition("/")[0].rpartition(":")[0] == self.host
@@ -463,6 +494,8 @@ class WireThread:
                 link.sock.shutdown(socket.SHUT_WR)  # unread bytes at close() would take back what was sent
         while time.monotonic() < until and self._links:
             time.sleep(0.002)
+        for served in list(self._served.values()):
+            served.close()
         self._ends = True
         self.wake()
         self._thread.join(timeout=5.0)

@@ -33,6 +33,7 @@ class Kind(IntEnum):
     BYTES = 3  # owner: contents or a change
     WHOLE = 4  # owner: all contents have been sent
     GONE = 5  # owner: there is no such segment
+    FOLLOW = 16  # reader: from here on this connection is for reading memory of yours (`read_frames.py`)
 
 
 class WireError(ConcertinaError):
