@@ -3,8 +3,10 @@
 Needs root and iproute2 (Debian: `apt-get install iproute2`). This machine itself has an address on the bridge, too.
 """
 
+import itertools
 import os
 import shutil
+import string
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 import pytest
 
 COMMAND_SECONDS = 20.0
+_letters = itertools.cycle(string.ascii_lowercase)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def network(hosts: int = 3) -> Iterator[Network]:
         pytest.skip("network namespaces need iproute2: apt-get install iproute2")
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
-    tag = f"{os.getpid() % 100000}"
+    tag = f"{os.getpid() % 100000}{next(_letters)}"  # the kernel takes its time to forget the last ones
     subnet = f"10.{64 + os.getpid() % 128}.{os.getpid() // 128 % 256}"
     with ExitStack() as stack:
         try:
