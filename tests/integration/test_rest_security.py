@@ -34,6 +34,7 @@ ENTRANCES = [  # all that the OpenAPI knows must be here: see the test below
     ("GET", "/api/v1/cluster"),
     ("GET", "/api/v1/cluster/history"),
     ("POST", "/api/v1/cluster/reclaim"),
+    ("POST", "/api/v1/cluster/prune"),
     ("POST", "/api/v1/cluster/down"),
     ("GET", "/api/v1/events"),
     ("GET", "/api/v1/nodes"),
@@ -47,6 +48,7 @@ ENTRANCES = [  # all that the OpenAPI knows must be here: see the test below
 OF_A_JOB = [entrance for entrance in ENTRANCES if "{job_id}" in entrance[1]]
 OF_ADMINS = [
     ("POST", "/api/v1/cluster/reclaim", {"slots": 1}),
+    ("POST", "/api/v1/cluster/prune", {}),
     ("POST", "/api/v1/cluster/down", {}),
     ("POST", "/api/v1/nodes/here/drain", {}),
     ("GET", "/api/v1/users", None),
