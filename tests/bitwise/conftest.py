@@ -1,16 +1,18 @@
-"""References are computed once per number of virtual workers; elastic runs share one nursery."""
+"""References are computed once, also where several processes share the tests out; elastic runs share one nursery."""
 
+import fcntl
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import run_reference
+from harness import Reference, run_reference
 from jobs import Job
-from matrix import JOBS
+from matrix import together
 
 from concertina.backends.local import LocalBackend
 
@@ -23,15 +25,21 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBackend]:
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """The folder of DDP's results with P processes, for all jobs that are tried with that P."""
-    done: dict[int, Path] = {}
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """The folder of DDP's results with P processes: this job's, and those of the jobs that run in the same launch."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ddp"
+    root.mkdir(exist_ok=True)
 
-    def get(virtual: int) -> Path:
-        if virtual not in done:
-            done[virtual] = tmp_path_factory.mktemp(f"ddp-{virtual}")
-            jobs: list[Job] = [job for job, counts in JOBS.values() if virtual in counts]
-            run_reference(jobs, virtual, done[virtual])
-        return done[virtual]
+    def get(job: Job, virtual: int) -> Path:
+        done = root / f"{virtual}-{job.name}"
+        with (root / f"{virtual}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until this file is closed, or its process is gone
+            if not done.exists():
+                jobs = together(job, virtual)
+                run_reference(jobs, virtual, root / str(virtual))
+                for made in jobs:
+                    (root / f"{virtual}-{made.name}").touch()
+        return root / str(virtual)
 
     return get

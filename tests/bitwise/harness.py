@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from concertina.backends.local import LocalBackend
 from concertina.runner import Report, RunSettings, parse_changes, run
 
 HERE = Path(__file__).parent
+Reference = Callable[[Job, int], Path]
 
 
 def run_reference(jobs: list[Job], virtual: int, out: Path) -> None:

@@ -43,7 +43,17 @@ OPTIONS = [
     Job("persistent-data-workers", model="cnn", num_workers=2, persistent=True),
 ]
 
+# What is compared every day; the rest of JOBS is for the slow proofs.
+DAILY: dict[int, list[Job]] = {2: MODELS, 3: [*MODELS, *OPTIONS], 4: MODELS, 8: MODELS[:3]}
+
 JOBS: dict[str, tuple[Job, tuple[int, ...]]] = {
     **{job.name: (job, (2, 3, 4, 8)) for job in MODELS},
     **{job.name: (job, (3, 4)) for job in OPTIONS},
 }
+
+
+def together(job: Job, virtual: int) -> list[Job]:
+    """The jobs whose references are computed in one launch with this one's."""
+    if job in DAILY[virtual]:
+        return DAILY[virtual]
+    return [other for other, counts in JOBS.values() if virtual in counts and other not in DAILY[virtual]]

@@ -1,10 +1,9 @@
 """Each ingredient of the recipe left out must make the comparison fail; otherwise the comparison proves nothing."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import differences, run_elastic
+from harness import Reference, differences, run_elastic
 from matrix import JOBS
 
 from concertina.backends.local import LocalBackend
@@ -33,18 +32,19 @@ def test_leaving_an_ingredient_out_changes_the_bits(
     leave_out: str,
     name: str,
     changes: str,
-    reference: Callable[[int], Path],
+    reference: Reference,
     backend: LocalBackend,
     tmp_path: Path,
 ) -> None:
     job = JOBS[name][0]
     run_elastic(job, P, 1, changes, tmp_path / "out", backend, leave_out=leave_out)
-    assert differences(reference(P), job, P, tmp_path / "out") != []
+    assert differences(reference(job, P), job, P, tmp_path / "out") != []
 
 
+@pytest.mark.slow
 def test_another_number_of_threads_changes_the_bits(
-    reference: Callable[[int], Path], backend: LocalBackend, tmp_path: Path
+    reference: Reference, backend: LocalBackend, tmp_path: Path
 ) -> None:
     job = JOBS["cnn-sgd"][0]
     run_elastic(job, P, 1, "", tmp_path / "out", backend, threads=2)
-    assert differences(reference(P), job, P, tmp_path / "out") != []
+    assert differences(reference(job, P), job, P, tmp_path / "out") != []

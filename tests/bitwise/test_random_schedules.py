@@ -5,13 +5,13 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import differences, elastic_settings, run_elastic
+from harness import Reference, differences, elastic_settings, run_elastic
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from matrix import JOBS
@@ -36,7 +36,7 @@ def schedules(draw: st.DrawFn) -> tuple[str, int, int, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_any_schedule_has_the_bits_of_ddp(reference: Callable[[int], Path], backend: LocalBackend) -> None:
+def test_any_schedule_has_the_bits_of_ddp(reference: Reference, backend: LocalBackend) -> None:
     @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
     @given(case=schedules())
     def check(case: tuple[str, int, int, str]) -> None:
@@ -44,7 +44,7 @@ def test_any_schedule_has_the_bits_of_ddp(reference: Callable[[int], Path], back
         job = JOBS[name][0]
         with tempfile.TemporaryDirectory() as folder:
             run_elastic(job, virtual, workers, changes, Path(folder) / "out", backend)
-            assert differences(reference(virtual), job, virtual, Path(folder) / "out") == []
+            assert differences(reference(job, virtual), job, virtual, Path(folder) / "out") == []
 
     check()
 
@@ -115,7 +115,7 @@ class Striker:
             self.killed += 1
 
 
-def go_through(ordeal: Ordeal, out: Path, backend: LocalBackend, reference: Callable[[int], Path]) -> Striker:
+def go_through(ordeal: Ordeal, out: Path, backend: LocalBackend, reference: Reference) -> Striker:
     """Runs the job and compares it; what happened to it."""
     job = JOBS[ordeal.name][0]
     striker = Striker(ordeal, backend)
@@ -127,14 +127,12 @@ def go_through(ordeal: Ordeal, out: Path, backend: LocalBackend, reference: Call
             assert time.monotonic() < until, f"{ordeal} is not over: {striker.seen}"
         report = run.close_report()
     assert report.exit == 0, report.error
-    assert differences(reference(ordeal.virtual), job, ordeal.virtual, out, striker.killed) == [], ordeal
+    assert differences(reference(job, ordeal.virtual), job, ordeal.virtual, out, striker.killed) == [], ordeal
     return striker
 
 
 @pytest.mark.timeout(500)
-def test_a_move_and_a_kill_leave_the_bits_of_ddp(
-    tmp_path: Path, reference: Callable[[int], Path], backend: LocalBackend
-) -> None:
+def test_a_move_and_a_kill_leave_the_bits_of_ddp(tmp_path: Path, reference: Reference, backend: LocalBackend) -> None:
     ordeal = Ordeal("cnn-adamw", 4, 2, (Blow(0, "move", 0), Blow(7, "kill", 1)))
     seen = go_through(ordeal, tmp_path / "out", backend, reference)
     assert seen.killed == 1
@@ -144,7 +142,7 @@ def test_a_move_and_a_kill_leave_the_bits_of_ddp(
 
 @pytest.mark.slow
 @pytest.mark.timeout(2700)
-def test_any_moves_and_kills_leave_the_bits_of_ddp(reference: Callable[[int], Path], backend: LocalBackend) -> None:
+def test_any_moves_and_kills_leave_the_bits_of_ddp(reference: Reference, backend: LocalBackend) -> None:
     seen: Counter[str] = Counter()
 
     @settings(

@@ -85,8 +85,8 @@ def test_level_d2_says_whether_the_model_may_mix_gpu_types(script, concertina) -
 
 
 def test_the_exit_code_is_the_scripts(script, concertina) -> None:
-    assert concertina("run", script(TRAIN + "sys.exit(5)")).returncode == 5
-    crashed = concertina("run", script(TRAIN + "raise KeyError('lost')"))
+    assert concertina("run", "--workers", 1, script(TRAIN + "sys.exit(5)")).returncode == 5
+    crashed = concertina("run", "--workers", 1, script(TRAIN + "raise KeyError('lost')"))
     assert crashed.returncode == 1
     assert "KeyError: 'lost' at train.py:" in crashed.stderr
     assert "Traceback" not in crashed.stderr.replace(crashed.stdout, "")

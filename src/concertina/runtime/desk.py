@@ -10,7 +10,6 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from struct import Struct
 from typing import Any
 
 from concertina.runtime.segments import Segment
@@ -26,7 +25,6 @@ _HANDED = 16  # length of the address of the state handed over, and the address
 _DESCRIBED = 32  # generation it was made for, length of the address of a description of the state, and the address
 _WORDS = 64
 _SLOT_WORDS = 4  # number, final, length, sequence
-_HEAD_REST = Struct("=qqq")
 
 
 class Desk:
@@ -73,7 +71,9 @@ class Desk:
             self.segment.push(at, len(record))
         if len(record) <= SMALL:
             self._holds[at] = record
-        _HEAD_REST.pack_into(self.segment.memory, 8 * (head + 1), final, len(record), self._written[v])
+        self.words[head + 1] = int(final)
+        self.words[head + 2] = len(record)
+        self.words[head + 3] = self._written[v]
         self.words[head] = number
         self.segment.push(8 * head, 8 * _SLOT_WORDS)
         return True

@@ -1,4 +1,4 @@
-"""A cheap fingerprint of the parameters, compared between workers every few steps.
+"""A cheap fingerprint of the parameters, compared between workers now and then.
 
 Each parameter contributes a sample of its bit patterns, spread over its memory; samples are summed per bucket as
 integers, so that equal replicas give equal numbers and a divergence is located to a bucket.
@@ -44,7 +44,7 @@ class ParameterDigest:
             self._buckets = self._layout.buckets
             self._lay_samples(self._layout.buckets)
         self._uses += 1
-        if self._in_host:  # a fifth of the time that torch takes to set about it
+        if self._in_host:  # with warm caches a fifth of the time that torch takes to set about it
             return [int(np.concatenate(parts).sum(dtype=np.int64)) for parts in self._samples]
         sums = [torch.cat(parts).sum(dtype=torch.int64) for parts in self._samples]
         return [int(value) for value in torch.stack(sums).tolist()] if sums else []

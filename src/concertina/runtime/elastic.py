@@ -27,7 +27,7 @@ from concertina.runtime.wishes import WISHES
 if TYPE_CHECKING:
     from concertina.runtime.loader import Pass
 
-COMPARE_FIRST, COMPARE_EVERY = 16, 8  # steps whose parameters are compared between workers
+COMPARE_FIRST, COMPARE_EVERY = 16, 32  # steps whose parameters are compared between workers
 LOOK_FIRST, LOOK_EVERY = 8, 64  # steps at whose end contexts are looked at again
 PATIENT_LOOKS = 50  # at newcomers that are not in step yet
 HOLD_SECONDS = 120.0  # that a planned change may keep everybody waiting for newcomers
