@@ -4,8 +4,6 @@ It runs the user's script like everybody, up to the loop over the data. There it
 pass, until they announce the step after which it is one of them; then it has the state of that step and takes turns.
 """
 
-import contextlib
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,21 +19,15 @@ from concertina.runtime.elastic import Elastic
 from concertina.runtime.fabric import LIMIT_SECONDS, PeersLost
 from concertina.runtime.handover import load_small_state, receive
 from concertina.runtime.interrupts import Left
-from concertina.runtime.member_memory import MemberMemory
 from concertina.runtime.membership import Generation, Membership
 from concertina.runtime.prepared import Prepared
-from concertina.runtime.remote_memory import RemoteMemory
-from concertina.runtime.segments import Segment, host_of, is_here
+from concertina.runtime.sources import Sources, read_description
 from concertina.runtime.state_map import make_room, set_others
 from concertina.runtime.together import Together
 from concertina.runtime.virtual import VirtualEngine
-from concertina.runtime.ways import SHARES, Way, way_in
 
 IDLE_SECONDS = 0.0002
 IDLE_BY_NETWORK_SECONDS = 0.001
-TURN_SECONDS = 120.0  # that a newcomer waits for others to get the state before it
-AGAIN_SECONDS = 0.5  # between two tries to read over a network
-TRIES = 5  # per change, before the state is handed over at the switch instead
 FOLLOWED_SECONDS = 5.0  # that the member we follow may take to end a step that another has ended
 
 
@@ -51,17 +43,8 @@ class Follower:
         self._desk = desk
         self._prepared = prepared
         self._formation: Formation | None = None
-        self._sources: dict[int, Desk] = {}
+        self._sources: Sources | None = None  # of that formation
         self._catch_up: CatchUp | Together | None = None
-        self._gone_in = -1  # generation whose state could no longer be read
-        self._followed: list[tuple[Desk, str]] = []  # members, and where it is written down where their state lies
-        self._way: Way | None = None
-        self._before: list[Desk] = []  # of newcomers whose turn comes before ours
-        self._asked_at = 0.0  # for our turn
-        self._tries = 0
-        self._try_at = 0.0
-        self.handed_over = ""  # why all of the state is to be handed over at the switch; empty: it is not
-        self._looked_for = 0  # generation for which it is known whom to follow
         self.late = -1  # pieces that had to be copied at the switch; -1: all
         self.replayed = 0  # steps of the members that we made, too
         self.on_synced: Callable[[CatchUp | Together | None], None] = lambda catch_up: None
@@ -70,13 +53,18 @@ class Follower:
     @property
     def told(self) -> dict[str, str | bool | list[int]]:
         """Whose memory we read, how, and why not to the end, if so."""
-        sources = [n for n, desk in self._sources.items() if any(desk is followed for followed, _ in self._followed)]
         gave_up = "" if self._catch_up is None else self._catch_up.gave_up
-        return {"sources": sources, "network": self._by_network, "gave_up": gave_up}
+        return {"sources": self._seen.followed, "network": self._seen.by_network, "gave_up": gave_up}
 
     @property
-    def _by_network(self) -> bool:
-        return self._way is not None and self._way.remote
+    def handed_over(self) -> str:
+        """Why all of the state is handed over at the switch; empty if it is not."""
+        return self._seen.handed_over
+
+    @property
+    def _seen(self) -> Sources:
+        assert self._sources is not None, "nobody has been met yet"
+        return self._sources
 
     # -- finding the others ------------------------------------------------------------------------------------------
 
@@ -94,33 +82,19 @@ class Follower:
             wanted = self._membership.wait_for_wanted()
             if wanted is self._formation:
                 return
+            engine, number = self._engine, self._membership.number
             try:
-                virtual = self._engine.virtual
-                self._sources = {number: Desk.open(address, virtual) for number, address in wanted.sources}
+                self._sources = Sources(wanted, number, self._desk, self._prepared, engine.virtual)
             except OSError:
                 time.sleep(0.05)  # one of them is gone; the master will say how it goes on
                 continue
             self._formation = wanted
-            self._way = way_in(wanted, self._membership.number, self._racks(wanted))
-            self._asked_at = time.monotonic()
-            self._before, self._tries = [], 0
             return
         raise ConcertinaError("no worker of the job could be found")
 
-    def _racks(self, formation: Formation) -> dict[str, int]:
-        """Where the hosts of members and newcomers stand, as far as they have said."""
-        if not self._desk.rack:
-            return {}
-        desks = list(self._sources.values())
-        places = dict(zip(formation.members, formation.desks, strict=True))
-        for number in formation.joiners:
-            with contextlib.suppress(OSError):  # it is gone; so is this change
-                desks.append(Desk.open(places[number], self._engine.virtual))
-        return {host_of(desk.segment.address): desk.rack for desk in desks}
-
     def _place(self) -> tuple[int, int, int, int]:
         """Where the members are: the farthest of them, since they are at most a step apart."""
-        return max((desk.place for desk in self._sources.values()), key=lambda place: (place[0], place[3]))
+        return max((desk.place for desk in self._seen.desks.values()), key=lambda place: (place[0], place[3]))
 
     # -- beside the loop ---------------------------------------------------------------------------------------------
 
@@ -145,29 +119,28 @@ class Follower:
                 return None
             self._desk.place = (*mine, place[3])
             if place[:3] != mine or not self._keep_up():
-                time.sleep(IDLE_BY_NETWORK_SECONDS if self._by_network else IDLE_SECONDS)
+                time.sleep(IDLE_BY_NETWORK_SECONDS if self._seen.by_network else IDLE_SECONDS)
         raise ConcertinaError(f"nobody let this newcomer in within {LIMIT_SECONDS:.0f} s")
 
     def _keep_up(self) -> bool:
         """Copies, replays or compares a little; False if there was nothing to do."""
         assert self._formation is not None
-        generation = self._formation.generation
-        if self._gone_in == generation:
-            return False  # the master will say whom to follow next
-        if self._looked_for != generation or self._has_moved():
-            self._find_description(generation)
+        generation, sources = self._formation.generation, self._seen
+        if sources.gone:
+            return False
+        if sources.wants_beginning:
+            if sources.may_begin():
+                self._stop_following()
+                self._catch_up = sources.begin()
             return False
         try:
             worked = self._catch_up.work() if self._catch_up is not None else False
         except OSError as error:  # the member that we followed has ended, or a connection
             self._stop_following()
-            if self._by_network:
-                self._look_again(error)
-            else:
-                self._gone_in = generation
+            sources.lost_sight(error)
             return False
         if self._catch_up is None:
-            self._desk.clock = max(desk.clock for desk in self._sources.values()) // 2 * 2
+            self._desk.clock = max(desk.clock for desk in self._seen.desks.values()) // 2 * 2
         elif self._catch_up.in_step:
             self._desk.clock = 2 * self._catch_up.version
         else:
@@ -178,81 +151,10 @@ class Follower:
             self.on_synced(self._catch_up)
         return worked
 
-    def _has_moved(self) -> bool:
-        """Whether a member that we follow keeps its state in other memory than it said."""
-        return any(desk.described[1] != described for desk, described in self._followed)
-
-    def _find_description(self, generation: int) -> None:
-        """The members to follow are among those who have written down where their state lies."""
-        ready = [desk for _, desk in sorted(self._sources.items()) if desk.described[0] == generation]
-        if len(ready) < len(self._sources) or time.monotonic() < self._try_at or not self._is_our_turn():
-            return
-        self._looked_for = generation
-        self._stop_following()
-        self.handed_over = ""
-        if self._way is None:  # on one host each newcomer follows another member
-            sources = [(ready[self._membership.number % len(ready)], 0, SHARES)]
-        else:
-            sources = [(self._sources[number], first, end) for number, first, end in self._way.sources]
-        self._followed = [(desk, desk.described[1]) for desk, _, _ in sources]
-        try:
-            self._catch_up = self._follow(sources)
-            if self._catch_up is None:
-                self.handed_over = "it is kept in a form that nobody else can use"
-        except OSError as error:
-            if self._by_network:
-                self._look_again(error)
-            else:
-                self.handed_over = f"the memory of a member cannot be read ({error})"
-        if self._desk.cannot_read != bool(self.handed_over):
-            self._desk.cannot_read = bool(self.handed_over)
-
-    def _look_again(self, error: OSError) -> None:
-        """A network may fail for a moment; if the member has ended, the master will say whom to follow next."""
-        self._tries += 1
-        if self._tries < TRIES:
-            self._looked_for, self._try_at = -1, time.monotonic() + AGAIN_SECONDS
-            return
-        self.handed_over = f"the memory of a member on another host cannot be read ({error})"
-        self._desk.cannot_read = True
-
-    def _is_our_turn(self) -> bool:
-        """Transfers that would get into each other's way come one after another."""
-        if self._way is None or not self._way.after or time.monotonic() > self._asked_at + TURN_SECONDS:
-            return True
-        assert self._formation is not None
-        places = dict(zip(self._formation.members, self._formation.desks, strict=True))
-        try:
-            if not self._before:
-                self._before = [Desk.open(places[number], self._engine.virtual) for number in self._way.after]
-        except OSError:
-            return True  # one of them is gone; so is this change
-        return all(desk.clock > 0 for desk in self._before)
-
-    def _follow(self, sources: list[tuple[Desk, int, int]]) -> CatchUp | Together | None:
-        """Begins to follow these members; None if their state is in a form that nobody else can use."""
-        shares: list[CatchUp] = []
-        room: list[torch.Tensor] | None = None
-        try:
-            for desk, first, end in sources:
-                memory, description = _read_description(desk)
-                if description is None:
-                    return None
-                if isinstance(memory, MemberMemory):
-                    _try_to_read(memory, self._prepared, description)
-                if room is None:
-                    room = [tensor for _, tensor in make_room(self._prepared, description)]
-                shares.append(CatchUp(memory, desk, self._prepared, description, room, (first, end, SHARES)))
-        except OSError:
-            for share in shares:
-                share.close()
-            raise
-        return shares[0] if len(shares) == 1 else Together(shares)
-
     def _announced(self) -> tuple[int, int, str] | None:
         """Generation, step and address of the state, once a member has said that we belong to them."""
         assert self._formation is not None
-        for number, desk in self._sources.items():
+        for number, desk in self._seen.desks.items():
             generation, step, address = desk.switch
             if generation == self._formation.generation and address:
                 return number, step, address
@@ -268,14 +170,14 @@ class Follower:
         if state["others"] is None:
             self._prepared.load(state["whole"])
         else:
-            self._complete(step, self._sources[source])
+            self._complete(step, self._seen.desks[source])
             set_others(self._prepared, state["others"])
             load_small_state(self._prepared, state["small"])
         self._engine.load_shared_state(rest["engine"])
         self._engine.point = rest["point"]
         self._engine.take_up(generation)
         self._elastic.step = rest["step"]
-        self._elastic.sources = list(self._sources.values())
+        self._elastic.sources = list(self._seen.desks.values())
         self._take_contexts(generation)
         self._elastic.keep_anew()
         self._membership.say(op="switched", generation=formation.generation, step=step)
@@ -284,7 +186,6 @@ class Follower:
 
     def _stop_following(self) -> None:
         catch_up, self._catch_up = self._catch_up, None
-        self._followed = []
         if isinstance(catch_up, Together):
             catch_up.close()  # its threads must not write where the next one writes
         else:
@@ -293,10 +194,10 @@ class Follower:
     def _complete(self, step: int, source: Desk) -> None:
         """Parameters and optimizer state as they are after `step`; if need be, all from the worker that let us in."""
         catch_up = self._catch_up
-        if catch_up is not None and not self._has_moved() and self._finishes(catch_up, step):
+        if catch_up is not None and not self._seen.have_moved and self._finishes(catch_up, step):
             return
         self._stop_following()
-        memory, description = _read_description(source)
+        memory, description = read_description(source)
         with torch.no_grad():
             memory.copy_settled(step, make_room(self._prepared, description))
         memory.close()
@@ -327,7 +228,9 @@ class Follower:
         for v in self._engine.order:
             until = time.monotonic() + LIMIT_SECONDS
             while True:
-                found = [record for desk in self._sources.values() if (record := desk.context(v, point)) and record[1]]
+                found = [
+                    record for desk in self._seen.desks.values() if (record := desk.context(v, point)) and record[1]
+                ]
                 if found:
                     break
                 if generation.fabric.lost or time.monotonic() > until:
@@ -345,22 +248,3 @@ def _warm_up(prepared: Prepared) -> None:
         x = torch.ones(16, 16, requires_grad=True, device=device)
         torch.nn.functional.linear(x, x).sum().backward()
     finish_work(prepared.model.parameters())
-
-
-def _read_description(desk: Desk) -> tuple[MemberMemory | RemoteMemory, Any]:
-    """The memory of the process whose desk it is, and where in it the state lies; None if nobody else can use it."""
-    segment = Segment.open(desk.described[1])
-    size = int.from_bytes(segment.memory[:8], "little")
-    found = json.loads(segment.memory[8 : 8 + size])
-    state = found["memory"]
-    if state is None or is_here(desk.segment.address):
-        return MemberMemory(found["pid"], () if state is None else state["shared"]), state
-    return RemoteMemory(found["served"]), state
-
-
-def _try_to_read(memory: MemberMemory, prepared: Prepared, description: dict[str, Any]) -> None:
-    """A byte of every kind of memory that the state lies in; OSError if one of them is closed to us."""
-    here = {"cpu": torch.device("cpu"), "cuda": next(prepared.model.parameters()).device}
-    addresses = {kind: address for _, _, _, address, kind, *_ in description["items"]}
-    for kind, address in addresses.items():
-        memory.read(address, torch.empty(1, dtype=torch.uint8, device=here[kind]))
