@@ -10,6 +10,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "results" / "rescale.md"
 BEGIN, END = "<!-- measured{}: begin -->", "<!-- measured{}: end -->"
 MARKS = {"cpu": "", "cuda": " on a GPU"}
 HOSTS_MARK = " on several hosts"
+STILL_MARK = " while nothing changes"
 KINDS = ("grow", "shrink", "move")
 NAMES = {
     "ours": "**concertina**",
@@ -163,32 +164,36 @@ def _on_hosts(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def tables(results: Sequence[Mapping[str, Any]]) -> str:
-    changes = [found for found in results if found["way"] != "overhead"]
-    still = [found for found in results if found["way"] == "overhead"]
-    load = ", ".join(f"{f['way']} {f.get('megabytes', f.get('virtual')):g}: {f['load'][0]:.1f}" for f in results)
-    parts = []
-    if changes:
-        parts += [*_pauses(changes), "", *_details(changes), "", *_ratios(changes), ""]
-    if still:
-        parts += [*_overhead(still), ""]
-    return "\n".join([*parts, f"Load of the machine before each row: {load}."])
+    return "\n".join([*_pauses(results), "", *_details(results), "", *_ratios(results), "", _loads(results)])
+
+
+def _still(results: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join([*_overhead(results), "", _loads(results)])
+
+
+def _loads(results: Sequence[Mapping[str, Any]]) -> str:
+    loads = (f"{f['way']} {f.get('megabytes', f.get('virtual')):g}: {f['load'][0]:.1f}" for f in results)
+    return f"Load of the machine before each row: {', '.join(loads)}."
 
 
 def write(scratch: Path) -> None:
-    """Puts the tables between the marks of the page; prose around them stays."""
+    """Puts the tables for which there are rows between their marks of the page; all else stays."""
     every = [json.loads(path.read_text()) for path in sorted(scratch.glob("*.json"))]
-    hosts = [found for found in every if found["way"] == "hosts"]
-    if hosts:
-        _put(_on_hosts(hosts), BEGIN.format(HOSTS_MARK), END.format(HOSTS_MARK))
-    results = [found for found in every if found["way"] != "hosts"]
-    for device, mark in MARKS.items():
-        rows = [found for found in results if found.get("device", "cpu") == device]
+    changes = [found for found in every if found["way"] not in ("hosts", "overhead")]
+    sections = [
+        (HOSTS_MARK, _on_hosts, [found for found in every if found["way"] == "hosts"]),
+        (STILL_MARK, _still, [found for found in every if found["way"] == "overhead"]),
+        *((mark, tables, [f for f in changes if f.get("device", "cpu") == device]) for device, mark in MARKS.items()),
+    ]
+    for mark, render, rows in sections:
         if rows:
-            _put(tables(rows), BEGIN.format(mark), END.format(mark))
+            _put(render(rows), BEGIN.format(mark), END.format(mark))
     print(f"{len(every)} rows, in {PAGE}")
 
 
 def _put(text: str, begin: str, end: str) -> None:
-    before, _, rest = PAGE.read_text().partition(begin)
-    _, _, after = rest.partition(end)
+    before, found, rest = PAGE.read_text().partition(begin)
+    _, also, after = rest.partition(end)
+    assert found, f"{PAGE} has no place for this: {begin}"
+    assert also, f"{PAGE} has no end for this: {end}"
     PAGE.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")

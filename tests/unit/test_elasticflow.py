@@ -127,12 +127,13 @@ def test_who_waits_until_something_is_free_pays_a_start_from_then_on() -> None:
         assert rushed.finish_s == (33.0 if share else 18.0)
 
 
-def test_a_change_does_not_end_before_the_start_that_is_under_way() -> None:
-    steps = Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (1, 4), 4, ChangeCost(flat_s=2.0, doubling_s=0.0))
-    starts = Claim(15.0, [steps], 0, 1, busy_s=9.0)
-    share = Profile(0.0, 4, 4).fill(starts, 0, 19.0)
+@pytest.mark.parametrize(("start_s", "finish_s"), [(3.0, 19.0), (0.0, 12.0)])
+def test_where_starts_are_dear_a_change_does_not_end_before_the_one_under_way(start_s: float, finish_s: float) -> None:
+    cost = ChangeCost(flat_s=2.0, doubling_s=0.0, start_s=start_s)
+    steps = Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (1, 4), 4, cost)
+    share = Profile(0.0, 4, 4).fill(Claim(15.0, [steps], 0, 1, busy_s=9.0), 0, 19.0)
     assert share is not None
-    assert (share.level, share.finish_s) == (2, 19.0)
+    assert (share.level, share.finish_s) == (2, finish_s)
 
 
 def test_what_can_not_be_filled_in_takes_nothing() -> None:

@@ -95,6 +95,16 @@ class Ladder:
         """Speed by level and by rank of what is free."""
         self._by_count = {counts[level]: level for level in self.levels}
 
+    def pause_of(self, level: int, held: int, busy_s: float) -> float:
+        """For a change to this level from another rank that is held.
+
+        Where starts have a price of their own, as on a live cluster, it does not end before the one that is under way.
+        In the simulator it takes that one's place.
+        """
+        if not self.start_s:
+            return self.pauses[level]
+        return max(busy_s, self.pauses[level] if held else self.pauses[level] + self.start_s)
+
     def rank_holding(self, count: int) -> int:
         """The rank that stands for exactly so many devices; 0: none does."""
         return self._by_count.get(count, 0)
@@ -262,9 +272,7 @@ class Profile:
             if level < floor and level < ladder.top:
                 continue
             speed = ladder.speeds[level]
-            pause = busy
-            if held != level:  # a change does not end before the one that is under way
-                pause = max(pause, ladder.pauses[level] if held else ladder.pauses[level] + ladder.start_s)
+            pause = busy if held == level else ladder.pause_of(level, held, busy)
             finish = start + pause + need / speed
             if finish <= until and (not waits or (until - start - pause) * speed >= need):
                 self._take_flat(finish, ladder.counts[level])
@@ -371,7 +379,7 @@ class Profile:
             pauses[(runs > 0) & (np.concatenate(((held,), runs[:-1])) == 0)] += ladder.start_s
         if runs[0] == held:
             pauses[0] = claim.busy_s
-        elif runs[0]:  # a change does not end before the one that is under way
+        elif runs[0] and ladder.start_s:
             pauses[0] = max(float(pauses[0]), claim.busy_s)
         lengths = np.empty(len(starts))
         np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
