@@ -37,13 +37,14 @@ def main() -> int:
             outs[job] = (kind, out)
             time.sleep(5.0)
         jobs = wait_for_all(up.url)
+        generations = {job["id"]: len(ask(up.url, "GET", f"/jobs/{job['id']}/metrics")["generations"]) for job in jobs}
     wrong = 0
     for job in jobs:
         kind, out = outs[job["id"]]
         differing = different_tensors(out, twin(kind, folder / "twins")) if out.exists() else ["no model"]
         wrong += bool(differing)
         verdict = "equals DDP's" if not differing else f"differs: {differing[:3]}"
-        print(f"{job['name']:10s} {job['phase']:10s} {job['generations']} generations, {verdict}", flush=True)
+        print(f"{job['name']:10s} {job['phase']:10s} {generations[job['id']]} generations, {verdict}", flush=True)
     return int(bool(wrong))
 
 
@@ -51,7 +52,7 @@ def wait_for_all(url: str) -> list[dict[str, object]]:
     until = time.monotonic() + LIMIT_S
     while True:
         jobs = all_jobs(url)
-        if all(job["phase"] in ("finished", "failed", "cancelled", "refused") for job in jobs):
+        if all(job["phase"] in ("finished", "failed", "cancelled", "rejected") for job in jobs):
             return jobs
         if time.monotonic() > until:
             for job in jobs:
