@@ -25,9 +25,9 @@ CLUSTER_PACKAGES = ("fastapi", "httpx", "prometheus_client", "psutil", "pydantic
 # Options that concertina does not know belong to the script; after `--` everything does.
 FOR_THE_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-app.command(context_settings=FOR_THE_SCRIPT)(run)
-app.command(context_settings=FOR_THE_SCRIPT)(verify)
-app.command(context_settings=FOR_THE_SCRIPT)(profile)
+app.command(context_settings=FOR_THE_SCRIPT, rich_help_panel="One job")(run)
+app.command(context_settings=FOR_THE_SCRIPT, rich_help_panel="One job")(verify)
+app.command(context_settings=FOR_THE_SCRIPT, rich_help_panel="One job")(profile)
 live.register(app, FOR_THE_SCRIPT)
 simulate.register(app)
 

@@ -140,8 +140,8 @@ SaveTrace = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to an application."""
-    app.command(name="simulate", help=HELP, rich_help_panel="Clusters")(simulate)
-    app.command(name="policies", rich_help_panel="Clusters")(policies)
+    app.command(name="simulate", help=HELP, rich_help_panel="The simulator")(simulate)
+    app.command(name="policies", rich_help_panel="The simulator")(policies)
 
 
 def simulate(
