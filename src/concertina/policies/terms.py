@@ -37,7 +37,7 @@ class Terms:
     fewer: tuple[int, ...] = (1, 2, 3, 8)
     """If all arrangements leave a job late: plan as if so many devices were not there. More devices can lead
     the filling astray; what was possible without them still is."""
-    effort: int = 2000
+    effort: int = 8000
     """Jobs that a decision or an answer may fill in for other arrangements than the first, so that many promises that
     can not be kept any more do not hold everybody up. Counted, not timed: it is the same on every machine."""
     halvings: int = 6
