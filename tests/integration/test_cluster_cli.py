@@ -150,6 +150,7 @@ def test_what_can_not_start_says_why_in_one_sentence(cli: Cli, tmp_path: Path) -
         (("--policy", "magic"), "no policy named 'magic'"),
         (("--host", "203.0.113.7"), "--host 203.0.113.7 is no address of this machine"),
         (("--backend", "abacus"), "--backend abacus: needs local or ray"),
+        (("--backend", "ray", "--slots", "4"), "--slots 4 is for this machine alone"),
         (("--store", "redis://x"), "redis://x"),
     ):
         wrong = cli("up", *args)

@@ -115,6 +115,10 @@ def read_settings(
     policy_named(policy)
     if backend not in ("local", "ray"):
         raise UsageError(f"--backend {backend}: needs local or ray")
+    if slots and backend == "ray":
+        raise UsageError(
+            f"--slots {slots} is for this machine alone: with --backend ray leave it out, Ray knows the slots"
+        )
     folder = state_dir(state)
     return UpSettings(
         state=folder,
