@@ -10,7 +10,7 @@ import torch
 from followed import KINDS, Member, assert_same, prepared_of, settle
 
 from concertina.runtime.buckets import BucketLayout, DdpOptions
-from concertina.runtime.catch_up import LEAVES_GRADIENTS, CatchUp
+from concertina.runtime.catch_up import LEAVES_GRADIENTS, CatchUp, rehearse_update
 from concertina.runtime.desk import METAS, Desk
 from concertina.runtime.handover import pack, unpack
 from concertina.runtime.member_memory import MemberMemory
@@ -44,6 +44,27 @@ def test_it_steps_at_the_same_time_and_comes_to_the_same(kind: Any, options: Any
     assert catch_up.finish(member.number) == 0
     assert_same(member, newcomer)
     assert bool(catch_up._grads) == (not shares or kind not in LEAVES_GRADIENTS)  # copies only where there must be
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+def test_rehearsing_an_update_makes_one_and_changes_nothing(
+    kind: Any, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared, untouched = prepared_of(kind, 1, **options), prepared_of(kind, 1, **options)
+    made: list[int] = []
+    plain = kind.step
+    monkeypatch.setattr(kind, "step", lambda self: made.append(len(self.param_groups[0]["params"])) or plain(self))
+    rehearse_update(prepared.optimizers[0])
+    assert made == [1]  # of one device and one dtype
+    assert pack(prepared.state()) == pack(untouched.state())
+
+
+def test_only_torchs_own_optimizers_rehearse() -> None:
+    class Odd(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            raise AssertionError("made an update")
+
+    rehearse_update(prepared_of(Odd, 1).optimizers[0])
 
 
 def test_gradients_that_are_overwritten_too_soon_are_not_trusted() -> None:

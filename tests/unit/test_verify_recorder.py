@@ -202,6 +202,31 @@ def test_numbers_are_found_and_modules_tensors_and_foreign_variables_are_not() -
     assert roots <= {*locals(), *sys.modules}  # pytest's own frames are not the script's
 
 
+def decorated_by_a_library(function: Any) -> Any:
+    """As if its source were an installed package's."""
+    repeats = 3
+
+    def wrapper() -> Any:
+        return [function() for _ in range(repeats)]
+
+    wrapper.__code__ = wrapper.__code__.replace(co_filename="/site-packages/library.py")
+    return wrapper
+
+
+@pytest.mark.usefixtures("here")
+def test_of_a_librarys_wrapper_only_what_it_wraps_is_looked_into() -> None:
+    factor, noise = 1.5, random.Random(0)
+
+    @decorated_by_a_library
+    def draw() -> float:
+        return factor * noise.random()
+
+    names = {*(found := look()).numbers, *found.generators}
+    assert {"factor", "noise"} <= names
+    assert "repeats" not in names
+    assert draw is not None
+
+
 @pytest.mark.usefixtures("here")
 def test_drawing_changes_the_state_that_is_noted() -> None:
     mine = {

@@ -31,6 +31,7 @@ from concertina.runtime.remote_memory import RemoteMemory
 from concertina.runtime.state_map import all_params, make_room
 
 WORK_SECONDS = 0.004  # of copying between two looks at the members' clock
+REHEARSED = 1024  # elements
 BATCH_BYTES = 1 << 22  # of gradients that are asked for in one go, while those before are used
 # Steps of these never write to the gradients, which may be the members' own.
 LEAVES_GRADIENTS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
@@ -316,6 +317,19 @@ class CatchUp:
 
     def close(self) -> None:
         self._memory.close()
+
+
+def rehearse_update(optimizer: Optimizer) -> None:
+    """One update of parameters that nobody has, so that the first real one need not wait for kernels to be loaded."""
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return
+    twin = _replica(optimizer)
+    for group, own in zip(twin.param_groups, optimizer.param_groups, strict=True):
+        for like in {(p.device, p.dtype): p for p in own["params"]}.values():
+            leaf = like.detach().new_zeros(REHEARSED)
+            leaf.grad = torch.zeros_like(leaf)
+            group["params"].append(leaf)
+    type(twin).step(twin)
 
 
 def _replica(optimizer: Optimizer) -> Optimizer:

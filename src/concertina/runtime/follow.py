@@ -12,7 +12,7 @@ import torch
 
 from concertina.core.errors import ConcertinaError
 from concertina.core.formation import Formation
-from concertina.runtime.catch_up import CatchUp
+from concertina.runtime.catch_up import CatchUp, rehearse_update
 from concertina.runtime.desk import Desk
 from concertina.runtime.device_memory import finish_work
 from concertina.runtime.elastic import Elastic
@@ -242,9 +242,12 @@ class Follower:
 
 
 def _warm_up(prepared: Prepared) -> None:
-    """What torch sets up at the first backward of a process, threads for every device among it; now nobody waits."""
+    """What torch sets up at a process's first backward, threads for every device among it, and first update; now nobody
+    waits."""
     devices = {param.device for param in prepared.model.parameters()} | {torch.device("cpu")}
     for device in devices:
         x = torch.ones(16, 16, requires_grad=True, device=device)
         torch.nn.functional.linear(x, x).sum().backward()
+    for optimizer in prepared.optimizers:
+        rehearse_update(optimizer)
     finish_work(prepared.model.parameters())

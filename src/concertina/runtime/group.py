@@ -36,9 +36,16 @@ _building = threading.Lock()  # so that new connections are surely those of the 
 class Group:
     """One worker's end of the group."""
 
-    def __init__(self, rendezvous: Path, fabric: Fabric, host: str = "", timeout: timedelta = TIMEOUT) -> None:
+    def __init__(
+        self,
+        rendezvous: Path,
+        fabric: Fabric,
+        host: str = "",
+        timeout: timedelta = TIMEOUT,
+        device: torch.device | None = None,
+    ) -> None:
         """Meets the others through a file, and gloo listens on the loopback interface only; where members are on
-        several hosts, through the fabric, and gloo listens at this host's address."""
+        several hosts, through the fabric, and gloo listens at this host's address. `device`: of what is summed."""
         self.rank = fabric.rank
         self.size = fabric.size
         self._fabric = fabric
@@ -49,7 +56,8 @@ class Group:
         with _building, self.watched():
             self._before = _connections()
             self.pg = self._connect(rendezvous, host)
-            self.pg.allreduce([torch.zeros(1)]).wait()  # connects all pairs now, not in the first step
+            # Now, not in the first step: this connects all pairs, and a GPU's streams are made for it.
+            self.pg.allreduce([torch.zeros(1, device=device)]).wait()
             self.pg._set_default_timeout(timeout)
             self._connections, self._before = _connections() - self._before, None
         if fabric.spans_hosts:

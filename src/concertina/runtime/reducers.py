@@ -38,7 +38,9 @@ class ReducerFactory:
         in_host_memory = not any(param.is_cuda for param in layout.params)
         if in_host_memory and self._env.reduction != "ring" and not fabric.spans_hosts:
             return SharedFold(layout, placement, fabric)
-        group = Group(self._rendezvous("ring", fabric, layout), fabric, self._env.host)
+        # Only the native all-reduce is given what lies on a GPU; on the ring, sums travel from host memory.
+        device = layout.params[0].device if placement.one_each else None
+        group = Group(self._rendezvous("ring", fabric, layout), fabric, self._env.host, device=device)
         return NativeAllReduce(layout, group) if placement.one_each else VirtualRing(layout, placement, group)
 
     def _rendezvous(self, kind: str, fabric: Fabric, layout: BucketLayout) -> Path:

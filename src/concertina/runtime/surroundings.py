@@ -117,7 +117,10 @@ def _inside(path: str, value: Any) -> list[tuple[str, Any]]:
         return [(f"{path}[{i}]", v) for i, v in enumerate(value[:MOST_ITEMS])]
     if isinstance(value, types.FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-        return [(name, cell.cell_contents) for name, cell in cells if cell != types.CellType()]
+        closed_over = [(name, cell.cell_contents) for name, cell in cells if cell != types.CellType()]
+        if _is_users(value.__code__.co_filename):
+            return closed_over
+        return [pair for pair in closed_over if isinstance(pair[1], types.FunctionType)]  # which a library has wrapped
     if isinstance(value, types.MethodType):
         return [(f"{path}.__self__", value.__self__)]
     if isinstance(value, types.GeneratorType):
