@@ -91,9 +91,20 @@ def turn_until(job: Run, there: Any, what: str, watch: Watch, patience: float = 
 
 
 def measure_ours(
-    megabytes: float, changes: int, pause: float, device: str, folder: Path, hosts: int = 0, rate: str = ""
+    megabytes: float,
+    changes: int,
+    pause: float,
+    device: str,
+    folder: Path,
+    hosts: int = 0,
+    rate: str = "",
+    within: float = float("inf"),
 ) -> dict[str, Any]:
-    """Grows 2 -> 3, moves one of 3, shrinks 3 -> 2, over and over, in one job; on one machine without `hosts`."""
+    """Grows 2 -> 3, moves one of 3, shrinks 3 -> 2, over and over, in one job; on one machine without `hosts`.
+
+    No further three changes begin after `within` seconds.
+    """
+    until = time.monotonic() + within
     watch, marks = Watch(), folder / "marks"
     args = [str(marks), "--megabytes", str(megabytes), "--pause", str(pause), "--device", device]
     settings = RunSettings(script=JOB, args=args, virtual=VIRTUAL, workers=2, run_dir=folder / "run")
@@ -102,6 +113,8 @@ def measure_ours(
         job = stack.enter_context(Run(settings, watch, *_hosts(hosts, rate, folder, stack, lambda: job.seats)))
         turn_until(job, lambda: watch.step >= QUIET_STEPS, "first steps", watch)
         for number in range(3 * changes):
+            if number % 3 == 0 and time.monotonic() > until:
+                break
             asked.append(_one_change(job, watch, number))
         job.interrupt()
         turn_until_over(job)
@@ -196,7 +209,7 @@ def measure_overhead(virtual: int, folder: Path) -> dict[str, Any]:
 
 # -- the command line -----------------------------------------------------------------------------------------------
 
-MEASURES = {
+MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
     "ours": measure_ours,
     "torchrun": rescale_baselines.measure_torchrun,
     "resume": rescale_baselines.measure_resume,
@@ -209,6 +222,9 @@ def main() -> None:
     parser.add_argument("what", choices=(*MEASURES, "overhead", "all", "table"))
     parser.add_argument("megabytes", nargs="*", type=float, help=f"sizes of the parameters; default {SIZES}")
     parser.add_argument("--changes", type=int, default=0, help=f"of each kind; default {CHANGES}, restarts {RESTARTS}")
+    parser.add_argument(
+        "--within", type=float, default=float("inf"), metavar="S", help="`ours`: fewer, if S seconds over"
+    )
     parser.add_argument("--pause", type=float, default=0.05, help="seconds that a turn sleeps, standing for a GPU")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the model is")
     parser.add_argument(
@@ -246,12 +262,13 @@ def main() -> None:
                 _keep(args.scratch, f"overhead-{virtual}", lambda folder, v=virtual: measure_overhead(v, folder))
             continue
         for size in args.megabytes or SIZES:
+            limit = {"within": args.within} if way == "ours" else {}
             count = args.changes or (RESTARTS if way in ("torchrun", "resume") else CHANGES)
             _keep(
                 args.scratch,
                 f"{way}-{size:g}-{args.device}",
-                lambda folder, way=way, size=size, count=count: {
-                    **MEASURES[way](size, count, args.pause, args.device, folder),
+                lambda folder, way=way, size=size, count=count, limit=limit: {
+                    **MEASURES[way](size, count, args.pause, args.device, folder, **limit),
                     "device": args.device,
                 },
             )
