@@ -161,3 +161,16 @@ def test_as_long_as_anything_of_a_job_holds_its_lock_it_is_not_gone(tmp_path: Pa
     assert not backend.is_gone(state, None, time.time())
     os.close(lock)
     assert backend.is_gone(state, None, time.time())
+
+
+def test_a_folder_that_can_not_be_moved_away_stays_and_hinders_nobody(tmp_path: Path) -> None:
+    cluster = LocalCluster("memory:", tmp_path, 1, "cpu")
+    folder = tmp_path / "jobs" / "a"
+    folder.mkdir(parents=True)
+    (tmp_path / "trash").write_text("in the way")
+    assert not cluster.discard("a")
+    assert folder.is_dir()
+    (tmp_path / "trash").unlink()
+    assert cluster.discard("a")
+    assert not folder.exists()
+    cluster.close()

@@ -220,6 +220,23 @@ def test_down_suspends_all_and_the_next_controller_goes_on(site: Site) -> None:
     site.ask(Op.CANCEL, "a")
 
 
+def test_a_machine_that_went_while_nobody_was_in_office_is_not_shown_for_ever(site: Site) -> None:
+    site.store.put(keys.NODES + "gone", dump(NodeState(id="gone", device_type="cpu", slots=8)))
+    site.until(lambda: [node.id for node in site.mirror.nodes()] == ["gone"])
+    site.controller()
+    site.until(lambda: [node.id for node in site.mirror.nodes()] == ["n"])
+
+
+def test_scripts_are_not_all_kept_in_memory(site: Site) -> None:
+    controller = site.controller()
+    kinds = set()
+    for number in range(200):
+        site.script.write_text(f"number = {number:04d}" + " " * number)
+        kinds.add(controller._kind(JobRequest(id="a", name="a", user="u", script=str(site.script))))
+    assert len(kinds) == 200
+    assert len(controller._scripts) <= 64
+
+
 def test_questions_are_answered_from_the_mirror(site: Site) -> None:
     with pytest.raises(ConcertinaError, match="ask again"):
         snapshot_now(site.mirror, time.time())

@@ -15,7 +15,7 @@ from rest_server import LIMIT_SECONDS, Interface, Stub, interface
 
 from concertina.cluster import keys
 from concertina.cluster.codec import dump, load
-from concertina.cluster.records import Activity, Change, JobRequest, JobSeen, JobState, Op
+from concertina.cluster.records import Activity, Change, JobRequest, JobSeen, JobState, Op, Spent
 from concertina.core.job import JobPhase
 from concertina.store.lease import leader_key
 from concertina.store.memory import MemoryStore
@@ -476,6 +476,21 @@ def test_prometheus_can_read_the_metrics(led: tuple[Interface, Stub], script: Pa
     assert waiting[0].value == 1
     assert found["concertina_controller_leader"].value == 1
     assert "concertina_http_requests_total" in found
+
+
+def test_slot_seconds_count_on_when_jobs_are_forgotten(alone: Interface, script: Path) -> None:
+    def counted() -> float:
+        families = text_string_to_metric_families(alone.http.get("/metrics").text)
+        return next(s.value for f in families for s in f.samples if s.name == "concertina_slot_seconds_total")
+
+    job = alone.submit(script)["id"]
+    alone.put(keys.STATES + job, JobState(id=job, phase=JobPhase.FINISHED, service_s=7.0))
+    assert counted() == 7.0
+    alone.put(keys.SPENT + "u", Spent(user="u", service_s=7.0, jobs=(job,)))
+    assert counted() == 7.0, "in the middle of forgetting it"
+    alone.store.delete(keys.REQUESTS + job)
+    assert alone.mirror.wait_until(lambda: alone.mirror.job(job) is None, LIMIT_SECONDS)
+    assert counted() == 7.0
 
 
 def test_requests_are_noted_as_json_lines_without_what_is_secret(tmp_path: Path) -> None:

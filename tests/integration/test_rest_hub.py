@@ -97,3 +97,15 @@ def test_a_client_that_comes_back_gets_what_came_after_its_last_event() -> None:
         assert jobs_in(await following(hub.stream(ADMIN, hub.revision))) == []
 
     run(work)
+
+
+def test_nothing_is_remembered_of_jobs_that_were_forgotten() -> None:
+    async def work(hub: Hub, store: MemoryStore) -> None:
+        await say(hub, store, "a", "1")
+        await say(hub, store, "b", "2")
+        for prefix in (keys.REQUESTS, keys.STATES):
+            store.delete(prefix + "a")
+        await say(hub, store, "b", "3")
+        assert [name for kind, name in hub._last if kind == "job"] == ["b"]
+
+    run(work)

@@ -14,7 +14,7 @@ import pytest
 from rest_server import LIMIT_SECONDS, Interface, Stub, interface
 
 from concertina.cluster import keys
-from concertina.cluster.codec import load
+from concertina.cluster.codec import dump, load
 from concertina.cluster.records import JobRequest, JobState, User
 from concertina.core.job import JobPhase
 from concertina.server.auth import add_user, first_admin, is_loopback, remove_user
@@ -241,6 +241,26 @@ def test_a_new_token_and_a_removed_user_void_the_old_token(town: Town) -> None:
     assert remove_user(town.it.store, "carol")
     assert town.it.mirror.wait_until(lambda: "carol" not in town.it.mirror._tables[keys.USERS], LIMIT_SECONDS)
     assert town.ask(new, "GET", "/api/v1/session").status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/api/v1/events", "/api/v1/jobs/{job_id}/events"])
+@pytest.mark.parametrize("how", ["removed", "another token"])
+def test_a_stream_ends_with_the_token_that_opened_it(town: Town, path: str, how: str) -> None:
+    name = f"eve-{how[0]}-{'job' if 'job_id' in path else 'all'}"
+    token = add_user(town.it.store, User(name=name, token=""))
+    assert town.it.mirror.wait_until(lambda: name in town.it.mirror.users_by_name, LIMIT_SECONDS)
+    job = town.submit(token)["id"]
+    headers = {"Authorization": f"Bearer {token}"}
+    with town.it.http.stream("GET", path.format(job_id=job), headers=headers) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("retry")
+        if how == "removed":
+            remove_user(town.it.store, name)
+        else:
+            add_user(town.it.store, User(name=name, token=""))
+        secret = town.it.store.put(keys.STATES + job, dump(JobState(id=job, reason="a secret")))
+        assert town.it.mirror.wait_until(lambda: town.it.mirror.revision >= secret, LIMIT_SECONDS)
+        assert "a secret" not in "".join(lines), "it ends, and without a word of what came later"
 
 
 def test_the_first_admin_is_made_once() -> None:

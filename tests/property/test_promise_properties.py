@@ -14,7 +14,7 @@ from concertina.core.job import JobPhase, JobSpec, JobView, Reserved
 from concertina.core.plan import Admitted
 from concertina.policies.admission import on_terms, rule
 from concertina.policies.counter import Counter, Line
-from concertina.policies.filling import ChangeCost, Claim, Filling, Ladder, Profile, Share, rank_of
+from concertina.policies.filling import ChangeCost, Claim, Filling, Ladder, Profile, Share, scale_of
 from concertina.policies.promise import claims_of, entries_of, look_ahead
 from concertina.policies.registry import policy_named
 from concertina.policies.scaling_curve import Curves, LawCurve, ScalingCurve
@@ -65,7 +65,7 @@ def admitted(cluster: str, jobs: list[JobSpec], policy: str = "elasticflow") -> 
         if isinstance(answer, Admitted):
             taken.append(JobView(spec=now, phase=JobPhase.WAITING, waiting_since_s=0.0))
             taken = [replace(view, reserved=answer.reserved.get(view.spec.id, ())) for view in taken]
-            check_feasible(table(cluster, taken), Terms(elastic=policy == "elasticflow"))
+            check_feasible(table(cluster, taken), Terms(elastic=policy != "edf-admission"))
     return taken
 
 
@@ -81,6 +81,26 @@ def check_feasible(rows: Table, terms: Terms) -> None:
 @given(strict_jobs(), st.sampled_from(CLUSTERS), st.sampled_from(("elasticflow", "edf-admission")))
 def test_an_admitted_set_stays_feasible_after_any_admission(jobs: list[JobSpec], cluster: str, policy: str) -> None:
     admitted(cluster, jobs, policy)  # checks after each
+
+
+@COMMON
+@given(
+    strict_jobs(most=9),
+    st.lists(st.sampled_from((1, 3, 5, 6, 7)), min_size=9, max_size=9),
+    st.sampled_from(("3x1", "1x3", "1x7", "7x1", "3x2", "2x3:A100,1x7:T4")),
+    st.sampled_from(("elasticflow", "concertina")),
+)
+def test_promises_hold_and_a_deadline_far_away_is_one_beside_jobs_that_no_power_of_two_can_serve(
+    jobs: list[JobSpec], fewest: list[int], cluster: str, policy: str
+) -> None:
+    where = Cluster.parse(cluster)
+    jobs = [replace(job, min_workers=low, gpus=low, max_workers=None) for job, low in zip(jobs, fewest, strict=False)]
+    assert simulate(jobs, cluster=where, policy=policy).summary.admitted_missed == 0
+    known = admitted(cluster, jobs, policy)
+    rows, last = table(cluster, known), replace(jobs[-1], id="last", deadline_s=1e9)
+    admit, curve = rule(policy_named(policy).admission), Curves().of(last)[0]
+    there = max(where.slots_of(kind) for kind in where.types) >= fewest[len(jobs) - 1]
+    assert isinstance(admit(last, curve, list(rows.capacity), rows), Admitted) == there
 
 
 @COMMON
@@ -183,7 +203,7 @@ def test_what_was_planned_can_still_be_done_as_planned_later(jobs: list[JobSpec]
     seconds = min([after, *(runs[1][0] * 0.999 for runs in plan.values())])  # before the first of them changes
     later = [held_since(view, plan[view.spec.id], rows.types, seconds) for view in taken]
     entries = entries_of(claims_of(table(cluster, later, now=seconds), Terms()), Terms())
-    filling = Filling(seconds, rows.capacity, 4)
+    filling = Filling(seconds, rows.capacity, 4, [scale_of(count) for count in rows.capacity])
     for entry in sorted(entries, key=lambda entry: -entry.row):  # in no order that a planner would choose
         share = filling.follow(entry.claim, entry.kind, entry.runs, entry.finish_s, entry.deadline)
         assert share is not None
@@ -242,7 +262,7 @@ def slow_fill(
             continue
         left, held, busy = work, 0, 0.0
         for (begin, free), (end, _) in zip(pieces, [*pieces[1:], (math.inf, 0)], strict=True):
-            size = min(level, 1 << (rank_of(free) - 1)) if free else 0
+            size = min(level, 1 << (free.bit_length() - 1)) if free else 0
             if size != held:
                 held, busy = size, begin + cost.of(size)
             speed = curve.speed("gpu", size) if size else 0.0
@@ -269,7 +289,7 @@ def test_filling_finds_the_level_and_the_end_that_a_slow_walk_finds(
     pieces = [(float(edge), free) for edge, (_, free) in zip(edges, stretches, strict=True)]
     curve, cost = LawCurve(1), ChangeCost(flat_s=flat, doubling_s=1.0 if flat else 0.0)
     profile = profile_of(pieces)
-    claim = Claim(float(work), [Ladder(curve, "gpu", (1, 8), 5, cost)])
+    claim = Claim(float(work), [Ladder(curve, "gpu", (1, 8), scale_of(8), cost)])
     share = profile.fill(claim, 0, float(until))
     expected = slow_fill(pieces, curve, float(work), float(until), cost)
     assert (None if share is None else share.level) == (None if expected is None else expected[0])
@@ -286,15 +306,15 @@ def check_taken(before: list[tuple[float, int]], profile: Profile, share: Share)
         if begin >= share.finish_s:
             assert free == was
         else:
-            assert free == was - (min(1 << (share.level - 1), 1 << (rank_of(was) - 1)) if was else 0)
+            assert free == was - (min(1 << (share.level - 1), 1 << (was.bit_length() - 1)) if was else 0)
 
 
 def profile_of(pieces: list[tuple[float, int]]) -> Profile:
     """A profile with these stretches."""
-    profile = Profile(0.0, 9, len(pieces) + 2)
+    profile = Profile(0.0, 9, len(pieces) + 2, scale_of(9))
     for begin, free in pieces:
         at = profile._split(begin) if begin else 0
-        profile._free[at], profile._ranks[at] = free, rank_of(free)
+        profile._free[at], profile._ranks[at] = free, free.bit_length()
     profile._look()
     return profile
 
@@ -317,8 +337,8 @@ def profile_of(pieces: list[tuple[float, int]]) -> Profile:
 def test_takings_that_are_written_late_leave_what_they_leave_if_written_at_once(
     calls: list[tuple[str, int, int, int]], devices: int, flat: float
 ) -> None:
-    ladder = Ladder(LawCurve(1), "gpu", (1, 8), 6, ChangeCost(flat_s=flat, doubling_s=1.0 if flat else 0.0))
-    quick, slow = Profile(0.0, devices, 3), Profile(0.0, devices, 3)
+    ladder = Ladder(LawCurve(1), "gpu", (1, 8), scale_of(16), ChangeCost(flat_s=flat, doubling_s=1.0 if flat else 0.0))
+    quick, slow = (Profile(0.0, devices, 3, scale_of(devices)) for _ in range(2))
     for what, work, until, held in calls:
         # so that it looks at every stretch and writes what is taken at once
         slow._first, slow._start, slow._rises = 0, 0.0, False

@@ -16,7 +16,7 @@ from concertina.policies.climb import Climber, climb, lift
 from concertina.policies.concertina import ConcertinaPolicy, weights_by_rank
 from concertina.policies.elasticflow import ElasticFlowPolicy
 from concertina.policies.fairness import fairness_of
-from concertina.policies.filling import ChangeCost, Ladder
+from concertina.policies.filling import ChangeCost, Ladder, scale_of
 from concertina.policies.registry import policy_named
 from concertina.policies.round import run_round
 from concertina.policies.scaling_curve import Curves, ScalingCurve, ThroughputRow, ThroughputTable
@@ -169,7 +169,7 @@ def test_who_runs_is_not_stopped_for_one_that_is_hardly_shorter() -> None:
 
 
 def climber(points: dict[int, float], **fields: object) -> Climber:
-    steps = Ladder(ScalingCurve(points={"gpu": points}), "gpu", (1, 64), 5, FREE)
+    steps = Ladder(ScalingCurve(points={"gpu": points}), "gpu", (1, 64), scale_of(8), FREE)
     known = {"row": 0, "ladders": [steps], "left": 1e4, "held_kind": -1, "held_rank": 0, "weight": 1.0, "unit": 1.0}
     return Climber(**{**known, "tie": 0.0, **fields})  # type: ignore[arg-type]
 

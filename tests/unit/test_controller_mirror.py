@@ -24,7 +24,7 @@ from concertina.cluster.records import (
     NodeState,
     Op,
 )
-from concertina.core.errors import StoreUnavailable
+from concertina.core.errors import HistoryGone, StoreUnavailable
 from concertina.core.job import JobPhase
 from concertina.store import Store, open_store
 from concertina.store.protocol import Change
@@ -174,3 +174,34 @@ def test_more_changes_than_the_store_keeps_are_taken_all_at_once() -> None:
     follow(mirror, lambda: [job.request.name for job in mirror.jobs()] == ["new"])
     mirror.close()
     store.close()
+
+
+class Torn:
+    """A store whose first watch is too far behind, and that then does not answer once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._watches, self._lists = store, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def watch(self, prefix: str, *, after: int) -> Any:
+        self._watches += 1
+        if self._watches == 1:
+            raise HistoryGone(after=after, oldest=after + 2)
+        return self._store.watch(prefix, after=after)
+
+    def list_prefix(self, prefix: str) -> Any:
+        self._lists += 1
+        if self._lists == 2:  # the first was at the start
+            raise StoreUnavailable("no answer")
+        return self._store.list_prefix(prefix)
+
+
+def test_a_store_that_is_away_when_all_has_to_be_read_again_blinds_nobody(store: Store) -> None:
+    mirror = Mirror(Torn(store))  # type: ignore[arg-type]
+    mirror.start()
+    revision = store.put(keys.REQUESTS + "a", dump(request("a")))
+    follow(mirror, lambda: mirror.revision >= revision)
+    assert [job.id for job in mirror.jobs()] == ["a"]
+    mirror.close()

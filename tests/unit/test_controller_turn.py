@@ -328,20 +328,56 @@ def test_promises_wait_for_the_next_round_where_they_would_take_too_long() -> No
     assert all(here.states[name].phase is not JobPhase.SUBMITTED for name in names)
 
 
-def test_a_job_that_no_power_of_two_can_serve_is_refused() -> None:
+PROMISING = ("concertina", "elasticflow", "edf-elastic", "edf-admission")
+
+
+def one_slot_nodes(count: int, policy: str = "concertina") -> World:
+    found = World(0, tuple(node(f"n{number}", 1) for number in range(count)), policy)
+    found.curves = dict(KNOWN)
+    return found
+
+
+@pytest.mark.parametrize("policy", PROMISING)
+@pytest.mark.parametrize("due_s", [None, 3000])
+def test_a_job_that_no_power_of_two_can_serve_is_given_what_it_needs(policy: str, due_s: int | None) -> None:
+    here = one_slot_nodes(3, policy)
+    deadline_s = None if due_s is None else here.now + due_s
+    name = here.submit(virtual=4, min_workers=3, steps=400, deadline_s=deadline_s)
+    settle(here)
+    state = here.states[name]
+    assert (state.phase, len(state.slots)) == (JobPhase.RUNNING, 3), state.reason
+    assert policy == "edf-elastic" or state.promised_s == deadline_s
+
+
+def test_a_job_that_no_power_of_two_can_serve_is_measured_on_what_it_needs() -> None:
+    here = one_slot_nodes(3)
+    here.curves = {}
+    name = here.submit(virtual=4, min_workers=3)
+    settle(here)
+    assert (here.states[name].profiling, len(here.states[name].slots)) == (True, 3)
+
+
+def test_a_job_that_no_power_of_two_can_serve_shares_with_others_and_grows_to_all() -> None:
+    here = world(7)
+    small = here.submit(virtual=1, steps=300, deadline_s=here.now + 500)
+    large = here.submit(virtual=8, min_workers=5, steps=10_000)
+    settle(here)
+    assert (len(here.states[small].slots), len(here.states[large].slots)) == (1, 5)
+    here.ask(Op.CANCEL, small)
+    settle(here, 12)
+    assert len(here.states[large].slots) == 7
+
+
+def test_a_job_may_insist_on_any_number_that_is_there_and_on_no_more() -> None:
     here = world(6)
-    assert here.submit(virtual=8, min_workers=6) == "j0"
+    here.submit(virtual=8, min_workers=7)
     name = here.submit(virtual=8)
     settle(here)
-    assert here.states["j0"].reason == (
-        "it needs at least 6 workers; with 6 slots a job gets 4 at most: policy concertina gives 1, 2, 4, ... slots"
-    )
-    asked = here.ask(Op.RESIZE, name, 5)
-    settle(here, 1)
-    assert "gives a job 4 at most" in here.answers[asked].reason  # type: ignore[attr-defined]
-    here.ask(Op.RESIZE, name, 3)
-    settle(here)
-    assert len(here.states[name].slots) == 3
+    assert here.states["j0"].reason == "it needs at least 7 workers; with 6 slots a job gets 6 at most"
+    for number in (5, 3, 6):
+        here.ask(Op.RESIZE, name, number)
+        settle(here)
+        assert len(here.states[name].slots) == number
 
 
 def test_who_gives_slots_up_is_written_before_who_takes_them() -> None:

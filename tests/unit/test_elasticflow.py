@@ -14,7 +14,7 @@ from concertina.policies.admission import makes_promises, on_terms, rule, rule_o
 from concertina.policies.base import explainer_of
 from concertina.policies.counter import admit
 from concertina.policies.elasticflow import ElasticFlowPolicy
-from concertina.policies.filling import ChangeCost, Claim, Ladder, Ladders, Profile
+from concertina.policies.filling import ChangeCost, Claim, Ladder, Ladders, Profile, scale_of
 from concertina.policies.promise import Claims, claims_of, look_ahead
 from concertina.policies.registry import policy_named
 from concertina.policies.round import run_round
@@ -37,7 +37,7 @@ HOUR = 3600.0
 
 
 def claim(work: float, low: int = 1, high: int = 4) -> Claim:
-    return Claim(work, [Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (low, high), 4, FREE)])
+    return Claim(work, [Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (low, high), scale_of(4), FREE)])
 
 
 def job(name: str, work: float, deadline: float | None, **fields: object) -> JobSpec:
@@ -64,7 +64,7 @@ def shares(rows: Table, policy: str = "elasticflow") -> list[int]:
 
 
 def test_figure_4b_alone_on_four_devices_two_are_enough() -> None:
-    profile = Profile(0.0, 4, 4)
+    profile = Profile(0.0, 4, 4, scale_of(4))
     share = profile.fill(claim(3.0), 0, 2.0)
     assert share is not None
     assert (share.level, share.rank, share.finish_s) == (2, 2, 2.0)
@@ -72,7 +72,7 @@ def test_figure_4b_alone_on_four_devices_two_are_enough() -> None:
 
 
 def test_figure_4c_beside_others_one_device_at_first_and_then_four() -> None:
-    profile = Profile(0.0, 4, 4)
+    profile = Profile(0.0, 4, 4, scale_of(4))
     assert profile.fill(claim(1.0, high=1), 0, 1.0)
     assert profile.fill(claim(1.5, low=2, high=2), 0, 1.0)
     share = profile.fill(claim(3.0), 0, 2.0)
@@ -84,9 +84,9 @@ def test_figure_4c_beside_others_one_device_at_first_and_then_four() -> None:
 
 def test_every_change_on_the_way_costs_a_pause() -> None:
     cost = ChangeCost(flat_s=10.0, doubling_s=1.0)
-    profile = Profile(0.0, 4, 4)
+    profile = Profile(0.0, 4, 4, scale_of(4))
     assert profile.fill(claim(150.0, low=2, high=2), 0, 100.0)
-    steps = Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (1, 4), 4, cost)
+    steps = Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (1, 4), scale_of(4), cost)
     # 2 devices from 11 s to 100 s, 4 devices from 112 s on
     share = profile.fill(Claim(89 * 1.5 + 50 * 2.0, [steps]), 0, 162.0)
     assert share is not None
@@ -96,19 +96,21 @@ def test_every_change_on_the_way_costs_a_pause() -> None:
 def test_a_job_that_pauses_goes_on_when_the_pause_is_over() -> None:
     waits = claim(10.0)
     waits.kind, waits.rank, waits.busy_s = 0, 1, 7.0
-    share = Profile(0.0, 4, 4).fill(waits, 0, 17.0)
+    share = Profile(0.0, 4, 4, scale_of(4)).fill(waits, 0, 17.0)
     assert share is not None
     assert (share.level, share.finish_s) == (1, 17.0)
 
 
 def test_a_start_costs_more_than_a_change() -> None:
     cost = ChangeCost(flat_s=2.0, doubling_s=0.0, start_s=8.0)
-    steps = Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (1, 1), 4, cost)
-    share = Profile(0.0, 4, 4).fill(Claim(5.0, [steps]), 0, 20.0)
+    steps = Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (1, 1), scale_of(4), cost)
+    share = Profile(0.0, 4, 4, scale_of(4)).fill(Claim(5.0, [steps]), 0, 20.0)
     assert share is not None
     assert share.finish_s == 15.0
     # 3 s of work, 2 s without a device, 10 s until it goes on, 2 s of work
-    share = Profile(0.0, 4, 4).follow(Claim(5.0, [steps], 0, 1), 0, ((0.0, 1), (3.0, 0), (5.0, 1)), None, 100.0)
+    share = Profile(0.0, 4, 4, scale_of(4)).follow(
+        Claim(5.0, [steps], 0, 1), 0, ((0.0, 1), (3.0, 0), (5.0, 1)), None, 100.0
+    )
     assert share is not None
     assert round(share.finish_s, 3) == 17.0
     assert ChangeCost(flat_s=5.0, start_s=4.0).at_least(7.0, 0.0).start_s == 2.0
@@ -116,9 +118,9 @@ def test_a_start_costs_more_than_a_change() -> None:
 
 def test_who_waits_until_something_is_free_pays_a_start_from_then_on() -> None:
     cost = ChangeCost(flat_s=2.0, doubling_s=0.0, start_s=8.0)
-    steps = Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (1, 1), 4, cost)
+    steps = Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (1, 1), scale_of(4), cost)
     for until in (18.0, 17.9):
-        profile = Profile(0.0, 1, 4)
+        profile = Profile(0.0, 1, 4, scale_of(1))
         assert profile.fill(Claim(3.0, [steps], 0, 1), 0, 3.0) is not None
         share = profile.fill(Claim(5.0, [steps], 0, 1, busy_s=15.0), 0, until)
         assert (None if share is None else share.finish_s) == (18.0 if until >= 18.0 else None)
@@ -130,21 +132,21 @@ def test_who_waits_until_something_is_free_pays_a_start_from_then_on() -> None:
 @pytest.mark.parametrize(("start_s", "finish_s"), [(3.0, 19.0), (0.0, 12.0)])
 def test_where_starts_are_dear_a_change_does_not_end_before_the_one_under_way(start_s: float, finish_s: float) -> None:
     cost = ChangeCost(flat_s=2.0, doubling_s=0.0, start_s=start_s)
-    steps = Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (1, 4), 4, cost)
-    share = Profile(0.0, 4, 4).fill(Claim(15.0, [steps], 0, 1, busy_s=9.0), 0, 19.0)
+    steps = Ladder(ScalingCurve(points={"gpu": FIGURE_4}), "gpu", (1, 4), scale_of(4), cost)
+    share = Profile(0.0, 4, 4, scale_of(4)).fill(Claim(15.0, [steps], 0, 1, busy_s=9.0), 0, 19.0)
     assert share is not None
     assert (share.level, share.finish_s) == (2, finish_s)
 
 
 def test_what_can_not_be_filled_in_takes_nothing() -> None:
-    profile = Profile(0.0, 4, 4)
+    profile = Profile(0.0, 4, 4, scale_of(4))
     assert profile.fill(claim(4.1), 0, 2.0) is None
     assert profile.pieces() == [(0.0, 4)]
 
 
 def test_a_size_that_is_no_power_of_two_stands_on_the_next_one() -> None:
     curve = ScalingCurve(points={"gpu": {1: 1.0, 3: 2.5, 8: 4.0}})
-    ladder = Ladder(curve, "gpu", (3, 3), 5, FREE)
+    ladder = Ladder(curve, "gpu", (3, 3), scale_of(8), FREE)
     assert ladder.counts == [0, 0, 0, 3, 3]
     assert ladder.levels == [3]
 
@@ -172,15 +174,17 @@ def _rows(speeds: dict[int, float]) -> list[dict[str, object]]:
 
 def test_a_plan_is_followed_from_where_it_stands_and_lasts_until_the_work_is_done() -> None:
     runs = [(0.0, 1), (2.0, 0), (5.0, 2)]
-    share = Profile(1.0, 4, 1).follow(claim(3.5), 0, runs, 7.0, 20.0)  # a step until 2 s, then 1.5 a second from 5 s on
+    share = Profile(1.0, 4, 1, scale_of(4)).follow(
+        claim(3.5), 0, runs, 7.0, 20.0
+    )  # a step until 2 s, then 1.5 a second from 5 s on
     assert share is not None
     assert share.finish_s == pytest.approx(5.0 + 2.5 / 1.5, abs=1e-4)
     assert share.runs == ((1.0, 1), (2.0, 0), (5.0, 2))
-    assert Profile(1.0, 4, 1).follow(claim(3.5), 0, runs, 6.0, 6.0) is None
+    assert Profile(1.0, 4, 1, scale_of(4)).follow(claim(3.5), 0, runs, 6.0, 6.0) is None
 
 
 def test_a_plan_is_followed_as_far_as_there_are_devices() -> None:
-    profile = Profile(0.0, 1, 1)
+    profile = Profile(0.0, 1, 1, scale_of(1))
     share = profile.follow(claim(3.0), 0, [(0.0, 3)], 2.0, 20.0)
     assert share is not None
     assert (share.rank, share.finish_s) == (1, pytest.approx(3.0, abs=1e-4))
@@ -189,7 +193,7 @@ def test_a_plan_is_followed_as_far_as_there_are_devices() -> None:
 
 def test_a_plan_that_is_followed_ends_when_it_was_to_end_whatever_rounding_does() -> None:
     for ends in (3.0 - 1e-9, 3.0 + 1e-9):
-        profile = Profile(0.0, 1, 2)
+        profile = Profile(0.0, 1, 2, scale_of(1))
         first = profile.follow(claim(3.0), 0, [(0.0, 1)], ends, 20.0)
         other = profile.follow(claim(1.0), 0, [(0.0, 0), (ends, 1)], ends + 1.0, 20.0)
         assert first is not None
@@ -198,7 +202,7 @@ def test_a_plan_that_is_followed_ends_when_it_was_to_end_whatever_rounding_does(
 
 
 def test_a_plan_that_can_not_be_followed_leaves_what_waits_where_it_was() -> None:
-    profile = Profile(0.0, 1, 2)
+    profile = Profile(0.0, 1, 2, scale_of(1))
     assert profile.fill(claim(5.0, high=1), 0, 5.0)  # nothing is free before 5 s
     assert profile.follow(claim(9.0, high=1), 0, [(0.0, 0), (2.0, 1)], 11.0, 6.0) is None
     assert profile.fill(claim(1.0, high=1), 0, 6.0)
@@ -206,7 +210,7 @@ def test_a_plan_that_can_not_be_followed_leaves_what_waits_where_it_was() -> Non
 
 
 def test_next_to_nothing_left_still_waits_for_its_turn() -> None:
-    profile = Profile(0.0, 4, 1)
+    profile = Profile(0.0, 4, 1, scale_of(4))
     share = profile.follow(claim(1e-9), 0, [(0.0, 0), (5.0, 1)], 5.0, 20.0)
     assert share is not None
     assert share.finish_s == pytest.approx(5.0)
@@ -214,11 +218,11 @@ def test_next_to_nothing_left_still_waits_for_its_turn() -> None:
 
 
 def test_a_job_short_of_spare_is_filled_in_as_early_as_it_can_be() -> None:
-    profile = Profile(0.0, 4, 4)
+    profile = Profile(0.0, 4, 4, scale_of(4))
     share = profile.rush(claim(6.0), 0, 4.5)
     assert share is not None
     assert (share.level, share.finish_s) == (3, 3.0)
-    assert Profile(0.0, 4, 4).rush(claim(6.0), 0, 2.9) is None
+    assert Profile(0.0, 4, 4, scale_of(4)).rush(claim(6.0), 0, 2.9) is None
 
 
 # -- admission -----------------------------------------------------------------------------------------------

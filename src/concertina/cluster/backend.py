@@ -53,7 +53,7 @@ class ClusterBackend(Protocol):
         ...
 
     def discard(self, job: str) -> bool:
-        """Remove all files of a job that has ended; False if anything still runs there."""
+        """Remove all files of a job that has ended; False if anything still runs there, or they can not be removed."""
         ...
 
     def close(self) -> None:
@@ -108,9 +108,12 @@ class LocalCluster:
                 os.kill(pid, signal.SIGKILL)
 
     def discard(self, job: str) -> bool:
-        if is_held(self._state_dir, job):
+        try:
+            if is_held(self._state_dir, job):
+                return False
+            self._trash.take(job_folder(self._state_dir, job))
+        except OSError:  # no right to, no room for the other folder: no reason to decide nothing more
             return False
-        self._trash.take(job_folder(self._state_dir, job))
         return True
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from concertina.cluster.controller_log import JsonLog
 from concertina.cluster.curves import kind_of
 from concertina.cluster.mirror import Mirror
 from concertina.cluster.prune import AT_ONCE, KEEP, counted_in, forgettable
-from concertina.cluster.records import ClusterState, JobRequest, JobSeen, JobState, Op, Spent
+from concertina.cluster.records import ClusterState, JobRequest, JobSeen, JobState, NodeState, Op, Spent
 from concertina.cluster.slots import keeper_is_over
 from concertina.cluster.turn import decide
 from concertina.cluster.turn_types import Decision, Facts, Memory
@@ -46,6 +46,7 @@ GOAL_MS = 60.0  # of a round; admissions wait for the next one where more would 
 WRITE_GOAL_MS = 400.0  # of writing it down: meanwhile nobody else is heard
 MOST_ADMISSIONS = 200
 LOOK_SECONDS = 10.0  # between two looks for jobs to be forgotten
+MOST_SCRIPTS = 64  # that are remembered, so that many submissions of one read it once
 
 
 @dataclass(slots=True)
@@ -173,9 +174,12 @@ class Controller:
         return Books(
             memory=Memory(cluster=cluster, live=live, notes=notes.levels, reserved=notes.reserved),
             ended={job: state.phase for job, state in states.items() if job not in live},
-            written=Written(states=dict(live)),
+            written=Written(states=dict(live), nodes={node.id: node for node in self._nodes_in(store)}),
             headless=[job for job, state in states.items() if state.phase.is_end and self._has_no_request(store, job)],
         )
+
+    def _nodes_in(self, store: Store) -> list[NodeState]:
+        return [load(NodeState, entry.value) for entry in store.list_prefix(keys.NODES).entries]
 
     def _has_no_request(self, store: Store, job: str) -> bool:
         """The mirror may be behind: the store's word counts."""
@@ -298,6 +302,8 @@ class Controller:
             about = path.stat()
             key = (request.script, about.st_mtime_ns, about.st_size)
             if key not in self._scripts:
+                if len(self._scripts) >= MOST_SCRIPTS:
+                    self._scripts.clear()
                 self._scripts[key] = path.read_bytes()
         except (OSError, ValueError):
             return ""

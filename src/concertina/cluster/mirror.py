@@ -153,6 +153,10 @@ class Mirror:
     def spent(self, user: str) -> Spent | None:
         return self._tables[keys.SPENT].get(user)
 
+    def all_spent(self) -> list[Spent]:
+        with self._changed:
+            return list(self._tables[keys.SPENT].values())
+
     def users(self) -> list[User]:
         with self._changed:
             return sorted(self._tables[keys.USERS].values(), key=lambda user: user.name)
@@ -179,15 +183,19 @@ class Mirror:
     # -- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        missed = False  # changes that the store does not keep any more: only looking at everything helps
         while not self._ends.is_set():
             try:
+                if missed:
+                    self._take_all()
+                    missed = False
                 with self._store.watch("", after=self.revision) as watch:
                     self.stale_since = None
                     while not self._ends.is_set():
                         changes = watch.poll(POLL_SECONDS)
                         self._take(changes, watch.revision)
             except HistoryGone:
-                self._take_all()
+                missed = True
             except StoreError:
                 self.stale_since = self.stale_since or time.monotonic()
                 self._ends.wait(AGAIN_SECONDS)

@@ -25,7 +25,7 @@ AGAIN_SECONDS = 2.0  # after one that could not decide
 def decide(memory: Memory, facts: Facts, policy: Policy) -> Decision:
     books = Books(memory, facts)
     _take_in(books)
-    _answer(books, policy)
+    _answer(books)
     _settle(books)
     _evict(books)
     free = frozenset(usable(books.nodes)) - books.busy()
@@ -64,7 +64,7 @@ def _senseless(request: JobRequest, kind: str) -> str:
     return ""
 
 
-def _answer(books: Books, policy: Policy) -> None:
+def _answer(books: Books) -> None:
     for ask in books.facts.asks:
         standing = asks.Standing(
             now=books.now,
@@ -76,7 +76,7 @@ def _answer(books: Books, policy: Policy) -> None:
             users=books.facts.users,
             holders=tuple(books.holders()),
             busy=books.busy(),
-            largest=largest_share(books.nodes, policy),
+            largest=largest_share(books.nodes),
         )
         outcome = asks.answer(ask, standing)
         books.replies.append(outcome.reply)

@@ -26,7 +26,6 @@ from concertina.cluster.views import (
 from concertina.core.errors import ConcertinaError
 from concertina.core.job import JobPhase, JobSpec, Reserved
 from concertina.core.plan import Admitted, Plan
-from concertina.policies.admission import makes_promises
 from concertina.policies.base import Policy
 from concertina.policies.round import GANGS, run_round
 
@@ -45,7 +44,7 @@ class PolicyRound:
         self.specs: dict[str, tuple[JobState, JobSpec]] = {}
         self.slots = total_slots(books.nodes)
         self.gang = policy.admission in GANGS
-        self.most = largest_share(books.nodes, policy)
+        self.most = largest_share(books.nodes)
         self.admissions = self.promises = 0
 
     def hold(self) -> float | None:
@@ -94,8 +93,6 @@ class PolicyRound:
             if job.request.min_workers > self.most:
                 needs = f"it needs at least {job.request.min_workers} workers"
                 most = f"with {counted(self.slots)} a job gets {self.most} at most"
-                if job.request.min_workers <= of_one_type(self.books.nodes):
-                    most += f": policy {self.policy.name} gives 1, 2, 4, ... slots"
                 self.books.refuse(job.state, f"{needs}; {most}")
 
     def _measure(self) -> None:
@@ -285,14 +282,8 @@ def _seat(job: Live, state: JobState, start_s: float) -> Seat:
     )
 
 
-def largest_share(nodes: Sequence[NodeState], policy: Policy) -> int:
-    """The most slots that a job can ever be given: of one device type; policies that promise give powers of two."""
-    most = of_one_type(nodes)
-    return 1 << (most.bit_length() - 1) if most and makes_promises(policy) else most
-
-
-def of_one_type(nodes: Sequence[NodeState]) -> int:
-    """Slots of the type of device of which there are most."""
+def largest_share(nodes: Sequence[NodeState]) -> int:
+    """The most slots that a job can ever be given: all of the type of device of which there are most."""
     kinds = {node.device_type for node in nodes}
     return max((sum(n.slots for n in nodes if n.device_type == kind) for kind in kinds), default=0)
 

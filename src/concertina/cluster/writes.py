@@ -44,6 +44,8 @@ class Written:
         found += [
             Write(key=keys.NODES + node.id, record=node) for node in decision.nodes if self.nodes.get(node.id) != node
         ]
+        there = {node.id for node in decision.nodes}  # of the others an earlier controller has told
+        found += [Write(key=keys.NODES + name, record=None) for name in self.nodes if there and name not in there]
         found += [Write(key=keys.CURVES + curve.key, record=curve) for curve in decision.curves]
         states = {**memory.live, **decision.states}
         matter = [state for job, state in states.items() if self._matters(job, state, now)]
@@ -76,6 +78,8 @@ class Written:
             self.nodes[record.id] = record
         elif isinstance(record, JobState):
             self.states[record.id], self.states_s[record.id] = record, now
+        elif write.key.startswith(keys.NODES):
+            self.nodes.pop(keys.job_of(write.key), None)
 
     def forget(self, job: str) -> None:
         self.states.pop(job, None)

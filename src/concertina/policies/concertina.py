@@ -164,7 +164,7 @@ class ConcertinaPolicy:
         Those below the floor come first, ahead of all that could be done later; then the shortest. If that is
         too much, with fewer of both.
         """
-        table, bounds = crowd.table, self._bounds(crowd, outlook)
+        bounds = self._bounds(crowd, outlook)
         terms = replace(self.terms, attempts=0)
         needy, short = self._needy(crowd)[: self.wishes], crowd.order[: self.wishes].tolist()
         wishes = self._wishes(crowd, needy, short, terms)
@@ -174,7 +174,7 @@ class ConcertinaPolicy:
             order = sorted(
                 [*outlook.entries, *some], key=lambda entry: (entry.row not in first, entry.deadline, entry.row)
             )
-            plan = arrange_within(table, order, terms, bounds, outlook.late)
+            plan = arrange_within(crowd.claims, order, terms, bounds, outlook.late)
             if plan is not None:
                 return plan
             needy, short = needy[: len(needy) // 4], short[: len(short) // 4]

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from concertina.core.job import JobSpec
 from concertina.core.plan import Admitted, Rejected
-from concertina.policies.filling import Claim, Filling, Ladders, sizes_of
-from concertina.policies.promise import Claims, Effort, Entry, Outlook, arrange, entries_of, promised_rows
+from concertina.policies.filling import Claim, Filling, sizes_of
+from concertina.policies.promise import Effort, Entry, Outlook, arrange, claims_of, entries_of, promised_rows
 from concertina.policies.scaling_curve import LawCurve, ScalingCurve
 from concertina.policies.table import Table, allowed_types
 from concertina.policies.terms import Terms
@@ -25,10 +25,12 @@ class Counter:
 
     def __init__(self, job: JobSpec, curve: ScalingCurve, table: Table, terms: Terms) -> None:
         self.table, self.terms = table, terms
-        ladders = Ladders(table.types, table.capacity, terms.cost)
-        self.entries = entries_of(Claims(table, ladders, elastic=terms.elastic), terms)
+        self.claims = claims_of(table, terms, job)
+        self.entries = entries_of(self.claims, terms)
         sizes = sizes_of(job, elastic=terms.elastic)
-        self.claim = Claim(work_of(job, curve), ladders.by_type(curve, allowed_types(job, table.types), sizes))
+        self.claim = Claim(
+            work_of(job, curve), self.claims.ladders.by_type(curve, allowed_types(job, table.types), sizes)
+        )
         self.effort = Effort(terms.effort)
         self._known: Outlook | None = None
         self.plan: Outlook | None = None
@@ -80,7 +82,7 @@ class Counter:
         newcomer = Entry(self.claim, -1, deadline, (terms.due(self.table.now, deadline),), 0)
         firm = [replace(entry, dues=entry.dues[:1]) for entry in entries]
         order = sorted([*firm, newcomer], key=lambda entry: entry.deadline)
-        outlook = arrange(self.table, order, terms, self.effort, rush=False)
+        outlook = arrange(self.claims, order, terms, self.effort, rush=False)
         lost = {entry.row for entry in entries if entry.lost}
         late = [row for row in outlook.late if row not in lost]
         if not late:
@@ -92,7 +94,7 @@ class Counter:
     def _today(self) -> Outlook:
         """How the promised jobs fare without the newcomer."""
         if self._known is None:
-            self._known = arrange(self.table, self.entries, self.terms, self.effort)
+            self._known = arrange(self.claims, self.entries, self.terms, self.effort)
         return self._known
 
     def _hopeless(self) -> bool:
@@ -133,7 +135,9 @@ class Line:
         self.entries = sorted((entry for entry in entries if not entry.lost), key=lambda entry: entry.deadline)
         for entry in self.entries:
             entry.claim.floor = 0
-        self.filling = Filling(counter.table.now, counter.table.capacity, len(entries) + 1)
+        self.filling = Filling(
+            counter.table.now, counter.table.capacity, len(entries) + 1, counter.claims.ladders.scales
+        )
         self.filled = 0
         """Jobs filled in for good; -1: one of them does not fit, whoever comes."""
 

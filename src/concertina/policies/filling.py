@@ -3,14 +3,14 @@
 Free capacity is a piecewise-constant function of time, one for each device type. A job takes at most a
 *level* of devices wherever so many are free, less where not, from now until its work is done; its minimum
 satisfactory share is the lowest level that is done by its deadline. Levels are powers of two, so that buddy
-placement finds compact devices for whatever fits by number. What a change of devices costs counts as time
-without progress. Nothing here knows policies or admission.
+placement finds compact devices for whatever fits by number; only a job that none of them can serve has levels of its
+own. What a change of devices costs counts as time without progress. Nothing here knows policies or admission.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -44,21 +44,34 @@ class ChangeCost:
         return ChangeCost(flat_s=flat, doubling_s=doubling, start_s=max(self.flat_s + self.start_s - flat, 0.0))
 
 
-def rank_of(free: int) -> int:
-    """0 for nothing free, else 1 + the exponent of the largest power of two in it."""
-    return free.bit_length() if free > 0 else 0
+Scale: TypeAlias = tuple[int, ...]
+"""Devices by rank, the same for all jobs on one device type: 0, 1, 2, 4, ... (see `scale_of`)."""
+
+
+def scale_of(devices: int, fewest: Iterable[int] = ()) -> Scale:
+    """Nothing, and powers of two up to so many devices.
+
+    Where a job needs more than the last of these (`fewest` of all jobs), what it needs and all devices come behind
+    them: else it could run nowhere although there is room.
+    """
+    powers = (0, *(1 << exponent for exponent in range(max(devices, 0).bit_length())))
+    odd = {count for count in fewest if powers[-1] < count <= devices}
+    return (*powers, *sorted({*odd, devices})) if odd else powers
 
 
 @lru_cache(maxsize=64)
-def ranks_up_to(free: int) -> Ints:
-    """The rank of each number of devices, to look up many at once."""
-    return np.array([rank_of(count) for count in range(max(free, 0) + 1)], dtype=np.int64)
+def ranks_up_to(free: int, scale: Scale) -> Ints:
+    """The rank of each number of free devices: the largest that fits in. To look up many at once."""
+    counts = np.arange(max(free, 0) + 1)
+    ranks: Ints = np.searchsorted(np.array(scale), counts, side="right").astype(np.int64) - 1
+    return ranks
 
 
 class Ladder:
-    """The sizes a job can have on one device type, by rank: rank r stands for 2^(r-1) devices.
+    """The sizes a job can have on one device type, by rank (see `Scale`).
 
-    A rank that brings no speed over a lower one stands for the lower one.
+    A rank that brings no speed over a lower one stands for the lower one. So does one that is no power of two, for a
+    job that some power of two can serve.
     """
 
     __slots__ = (
@@ -66,12 +79,13 @@ class Ladder:
         "pause_at", "pauses", "ranks", "speed_at", "speeds", "start_s", "top",
     )  # fmt: skip
 
-    def __init__(self, curve: ScalingCurve, kind: str, sizes: tuple[int, int], ranks: int, cost: ChangeCost):
+    def __init__(self, curve: ScalingCurve, kind: str, sizes: tuple[int, int], scale: Scale, cost: ChangeCost):
         low, high = sizes
         counts, speeds, use = [0], [0.0], [0]
-        for rank in range(1, ranks):
-            count = min(1 << (rank - 1), high)
-            speed = curve.speed(kind, count) if count >= low else 0.0
+        for rank, size in enumerate(scale[1:], start=1):
+            count = min(size, high)
+            meant = not size & (size - 1) or low > 1 << (size.bit_length() - 1)
+            speed = curve.speed(kind, count) if meant and count >= low else 0.0
             better = speed > speeds[-1]
             counts.append(count if better else counts[-1])
             speeds.append(speed if better else speeds[-1])
@@ -88,9 +102,9 @@ class Ladder:
         """More, where it held nothing before."""
         self.levels = sorted(set(use) - {0})
         self.top = self.levels[-1] if self.levels else 0
-        self.above = [[level for level in self.levels if level > rank] for rank in range(ranks)]
+        self.above = [[level for level in self.levels if level > rank] for rank in range(len(scale))]
         """Rank -> the ranks that are faster."""
-        grid = np.minimum(np.array(self.levels, dtype=np.int64)[:, None], np.arange(ranks)[None, :])
+        grid = np.minimum(np.array(self.levels, dtype=np.int64)[:, None], np.arange(len(scale))[None, :])
         self.by_level: Floats = self.speed_at[grid]
         """Speed by level and by rank of what is free."""
         self._by_count = {counts[level]: level for level in self.levels}
@@ -118,9 +132,13 @@ class Ladder:
 class Ladders:
     """Ladders by curve, type and sizes, each made once for all jobs of one decision."""
 
-    def __init__(self, types: Sequence[str], capacity: Sequence[int], cost: ChangeCost) -> None:
+    def __init__(
+        self, types: Sequence[str], capacity: Sequence[int], cost: ChangeCost, fewest: Iterable[int] = ()
+    ) -> None:
+        """`fewest`: workers that jobs need at least."""
         self.types = types
-        self.ranks = [rank_of(count) + 1 for count in capacity]
+        fewest = set(fewest)
+        self.scales = [scale_of(count, fewest) for count in capacity]
         self.cost = cost
         self._known: dict[tuple[int, int, int, int], Ladder] = {}
         self._steps: dict[tuple[int, int, tuple[int, int]], list[Ladder | None]] = {}
@@ -140,7 +158,7 @@ class Ladders:
         key = (id(curve), kind, *sizes)
         found = self._known.get(key)
         if found is None:
-            found = Ladder(curve, self.types[kind], sizes, self.ranks[kind], self.cost)
+            found = Ladder(curve, self.types[kind], sizes, self.scales[kind], self.cost)
             self._known[key] = found
         return found
 
@@ -214,7 +232,7 @@ class Profile:
         "_edges", "_first", "_free", "_low", "_now", "_rank_of", "_ranks", "_rises", "_size", "_start", "_takings",
     )  # fmt: skip
 
-    def __init__(self, now: float, free: int, room: int) -> None:
+    def __init__(self, now: float, free: int, room: int, scale: Scale) -> None:
         self._now = self._start = now
         self._first = 0
         """The first stretch in which anything is free, which begins at `start`."""
@@ -224,11 +242,11 @@ class Profile:
         """Whether never fewer are free later."""
         self._takings: list[tuple[float, int]] = []
         """(end, devices) of what is taken from `start` on and not yet written into the stretches."""
-        self._rank_of = ranks_up_to(free)
+        self._rank_of = ranks_up_to(free, scale)
         self._edges: Floats = np.empty(room + 2)
         self._free: Ints = np.empty(room + 2, dtype=np.int64)
         self._ranks: Ints = np.empty(room + 2, dtype=np.int64)
-        self._edges[0], self._free[0], self._ranks[0] = now, free, rank_of(free)
+        self._edges[0], self._free[0], self._ranks[0] = now, free, self._rank_of[-1]
         self._size = 1
 
     def copy(self) -> Profile:
@@ -253,7 +271,7 @@ class Profile:
         if ladder is None or not ladder.top or until <= self._now:
             return None
         if self._rises:
-            lowest = rank_of(self._low)
+            lowest = int(self._rank_of[max(self._low, 0)])
         else:
             k = int(self._edges[: self._size].searchsorted(until))
             lowest = int(np.minimum.reduce(self._ranks[self._first : k], initial=len(ladder.ranks)))
@@ -466,9 +484,9 @@ class Profile:
 class Filling:
     """The profiles of all device types while jobs are filled in, one after the other."""
 
-    def __init__(self, now: float, capacity: Sequence[int], room: int) -> None:
+    def __init__(self, now: float, capacity: Sequence[int], room: int, scales: Sequence[Scale]) -> None:
         self.now = now
-        self.profiles = [Profile(now, count, room) for count in capacity]
+        self.profiles = [Profile(now, count, room, scale) for count, scale in zip(capacity, scales, strict=True)]
 
     def copy(self) -> Filling:
         """One to try things on."""

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from concertina.core.job import Reserved
+from concertina.core.job import JobSpec, Reserved
 from concertina.policies.filling import Claim, Filling, Ladders, Run, Share, sizes_of
 from concertina.policies.table import Table
 from concertina.policies.terms import Terms as Terms
@@ -153,9 +153,13 @@ def _recall(entry: Entry, reserved: Reserved) -> None:
         entry.runs = tuple((begin, ladder.rank_holding(count)) for begin, _, count in reserved[:-1])
 
 
-def claims_of(table: Table, terms: Terms) -> Claims:
-    """The jobs of a table on these terms."""
-    return Claims(table, Ladders(table.types, table.capacity, terms.cost), elastic=terms.elastic)
+def claims_of(table: Table, terms: Terms, newcomer: JobSpec | None = None) -> Claims:
+    """The jobs of a table on these terms, with sizes for one that may come."""
+    fewest: set[int] = set()
+    if any(count & (count - 1) for count in table.capacity):  # else powers of two reach as far as there are devices
+        specs = table.specs if newcomer is None else [*table.specs, newcomer]
+        fewest = {sizes_of(spec, elastic=terms.elastic)[0] for spec in specs}
+    return Claims(table, Ladders(table.types, table.capacity, terms.cost, fewest), elastic=terms.elastic)
 
 
 class Effort:
@@ -183,16 +187,16 @@ def look_ahead(claims: Claims, terms: Terms) -> Outlook:
     table, entries = claims.table, entries_of(claims, terms)
     jobs, back = len(entries), terms.kept_back(table.types)
     effort = Effort(terms.effort + jobs)
-    best = arrange(table, entries, terms, effort, less=back)
+    best = arrange(claims, entries, terms, effort, less=back)
     if any(back) and best.loss > _NONE:  # the reserve is there for this
-        best = _better(best, arrange(table, entries, terms, effort))
+        best = _better(best, arrange(claims, entries, terms, effort))
     if best.loss[0] and terms.attempts:
         trials = [(0, True), *((fewer, asked) for fewer in terms.fewer for asked in (False, True))]
         for fewer, asked in trials:
             if (not asked and not best.loss[0]) or effort.left < jobs:
                 break
             some = _as_promised(table, entries, terms) if asked else entries
-            best = _better(best, arrange(table, some, terms, effort, less=[fewer] * len(table.types)))
+            best = _better(best, arrange(claims, some, terms, effort, less=[fewer] * len(table.types)))
     best.entries, best.tried = entries, effort.spent - jobs
     return best
 
@@ -217,7 +221,7 @@ def _as_promised(table: Table, entries: list[Entry], terms: Terms) -> list[Entry
 
 
 def arrange(
-    table: Table, entries: list[Entry], terms: Terms, effort: Effort, *, less: Sequence[int] = (), rush: bool = True
+    claims: Claims, entries: list[Entry], terms: Terms, effort: Effort, *, less: Sequence[int] = (), rush: bool = True
 ) -> Outlook:
     """The first arrangement in which nobody is late or short of spare, or the best, as far as the effort goes.
 
@@ -225,15 +229,14 @@ def arrange(
     moment, and to stop it would only make it later. `less` are devices by type to leave out. Without `rush` nobody
     asks what those get who are late.
     """
-    capacity = [
-        max(count - fewer, 0) for count, fewer in zip(table.capacity, less or [0] * len(table.capacity), strict=True)
-    ]
-    best = _arranged(table, capacity, entries, terms, effort, rush=rush)
+    there = claims.table.capacity
+    capacity = [max(count - fewer, 0) for count, fewer in zip(there, less or [0] * len(there), strict=True)]
+    best = _arranged(claims, capacity, entries, terms, effort, rush=rush)
     stopped = _stopped(best, entries) if rush else []
     if not stopped:
         return best
     effort.spend(len(entries))
-    kept = _fill_in(table.now, capacity, entries, terms, keep=False, first=stopped)
+    kept = _fill_in(claims, capacity, entries, terms, keep=False, first=stopped)
     return kept if kept.loss <= best.loss else best
 
 
@@ -250,22 +253,22 @@ def _rank(outlook: Outlook, entry: Entry) -> int:
 
 
 def _arranged(
-    table: Table, capacity: list[int], entries: list[Entry], terms: Terms, effort: Effort, *, rush: bool
+    claims: Claims, capacity: list[int], entries: list[Entry], terms: Terms, effort: Effort, *, rush: bool
 ) -> Outlook:
     """By deadline with levels as low as possible; exactly as the last round has planned, which is possible for as
     long as nothing came between; by deadline with the levels of the last round; with the late ones in front.
     """
     jobs = len(entries)
     effort.spend(jobs)
-    best = _fill_in(table.now, capacity, entries, terms, keep=False, rush=rush)
+    best = _fill_in(claims, capacity, entries, terms, keep=False, rush=rush)
     if best.loss == _NONE or not terms.attempts:
         return best
     if any(entry.runs for entry in entries) and effort.allows(jobs):
-        best = _better(best, _as_planned(table.now, capacity, entries, rush=rush))
+        best = _better(best, _as_planned(claims, capacity, entries, rush=rush))
         if best.loss > _NONE and effort.allows(2 * jobs):
-            delay = min(_delay(table.now, capacity, entries), terms.spare_s)
+            delay = min(_delay(claims, capacity, entries), terms.spare_s)
             if delay > 0.0:
-                best = _better(best, _as_planned(table.now, capacity, entries, later=delay, rush=rush))
+                best = _better(best, _as_planned(claims, capacity, entries, later=delay, rush=rush))
     order = entries
     for attempt in range(terms.attempts if best.loss[0] and terms.elastic else 0):
         if not effort.allows(jobs):
@@ -274,33 +277,33 @@ def _arranged(
         if not keep:
             late = set(best.late)
             order = [e for e in order if e.row in late] + [e for e in order if e.row not in late]
-        best = _better(best, _fill_in(table.now, capacity, order, terms, keep=keep, rush=rush))
+        best = _better(best, _fill_in(claims, capacity, order, terms, keep=keep, rush=rush))
         if not best.loss[0]:
             break
     return best
 
 
 def arrange_within(
-    table: Table, entries: list[Entry], terms: Terms, bounds: Mapping[int, float], late: Collection[int] = ()
+    claims: Claims, entries: list[Entry], terms: Terms, bounds: Mapping[int, float], late: Collection[int] = ()
 ) -> Outlook | None:
     """In this order with levels as low as possible, if every row of `bounds` is done by then.
 
     None as soon as one is not: what comes after it would change nothing. Those of the rows `late` that still are keep
     what they hold, as in `arrange`.
     """
-    back = terms.kept_back(table.types)
-    capacity = [max(count - fewer, 0) for count, fewer in zip(table.capacity, back, strict=True)]
-    plan = _fill_in(table.now, capacity, entries, terms, keep=False, bounds=bounds)
+    back = terms.kept_back(claims.table.types)
+    capacity = [max(count - fewer, 0) for count, fewer in zip(claims.table.capacity, back, strict=True)]
+    plan = _fill_in(claims, capacity, entries, terms, keep=False, bounds=bounds)
     stopped = _stopped(plan, [entry for entry in entries if entry.row in late]) if late else []
     if stopped:
-        kept = _fill_in(table.now, capacity, entries, terms, keep=False, bounds=bounds, first=stopped)
+        kept = _fill_in(claims, capacity, entries, terms, keep=False, bounds=bounds, first=stopped)
         plan = kept if kept.loss <= plan.loss else plan
     in_time = all(row in plan.shares and plan.shares[row].finish_s <= end for row, end in bounds.items())
     return plan if in_time else None
 
 
 def _fill_in(
-    now: float,
+    claims: Claims,
     capacity: list[int],
     entries: list[Entry],
     terms: Terms,
@@ -314,7 +317,7 @@ def _fill_in(
 
     Before them the `first`: late ones that stay on what they hold.
     """
-    outlook = _empty(now, capacity, entries)
+    outlook = _empty(claims, capacity, entries)
     waiting: list[Entry] = []
     for entry in first:
         _give_up(outlook, entry)
@@ -338,13 +341,13 @@ def _fill_in(
 
 
 def _as_planned(
-    now: float, capacity: list[int], entries: list[Entry], *, later: float = 0.0, rush: bool = True
+    claims: Claims, capacity: list[int], entries: list[Entry], *, later: float = 0.0, rush: bool = True
 ) -> Outlook:
     """Every job as it was planned last, all so many seconds later; those without a plan in what is left.
 
     What was possible then is possible now; if it was held up, it still is so many seconds later.
     """
-    outlook = _empty(now, capacity, entries)
+    outlook = _empty(claims, capacity, entries)
     others: list[Entry] = []
     for entry in entries:
         share = None
@@ -363,12 +366,12 @@ def _as_planned(
     return outlook
 
 
-def _delay(now: float, capacity: list[int], entries: list[Entry]) -> float:
+def _delay(claims: Claims, capacity: list[int], entries: list[Entry]) -> float:
     """How many seconds the plan is behind: those by which the slowest job misses its planned end by itself."""
     behind = 0.0
     for entry in entries:
         if entry.runs and not entry.lost:
-            alone = Filling(now, capacity, len(entry.runs)).follow(
+            alone = _filling(claims, capacity, len(entry.runs)).follow(
                 entry.claim, entry.kind, entry.runs, entry.finish_s, _FAR
             )
             if alone is not None:
@@ -379,9 +382,12 @@ def _delay(now: float, capacity: list[int], entries: list[Entry]) -> float:
 _FAR = 1e15
 
 
-def _empty(now: float, capacity: list[int], entries: list[Entry]) -> Outlook:
-    filling = Filling(now, capacity, len(entries) + 1)
-    return Outlook(filling, entries, {entry.row: entry.claim for entry in entries})
+def _empty(claims: Claims, capacity: list[int], entries: list[Entry]) -> Outlook:
+    return Outlook(_filling(claims, capacity, len(entries) + 1), entries, {entry.row: entry.claim for entry in entries})
+
+
+def _filling(claims: Claims, capacity: Sequence[int], room: int) -> Filling:
+    return Filling(claims.table.now, capacity, room, claims.ladders.scales)
 
 
 def _settle(outlook: Outlook, entry: Entry) -> bool:

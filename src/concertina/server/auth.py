@@ -82,6 +82,13 @@ class Doorkeeper:
                 found = user
         return found
 
+    def still_knows(self, caller: Caller) -> bool:
+        """Whether the token with which this caller came is still good."""
+        if caller.user is None:
+            return True
+        user = self._mirror.users_by_name.get(caller.name)
+        return user is not None and user.token == caller.user.token
+
     def by_token(self, token: str) -> Caller:
         found = self._find(token)
         if found is None:

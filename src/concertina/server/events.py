@@ -134,7 +134,8 @@ class Hub:
         topics = sorted(pending, key=pending.__getitem__)
         for topic in topics:
             self._last.pop(topic, None)
-            self._last[topic] = pending[topic]
+            if topic[0] != "job" or self._board.card(topic[1]) is not None:  # of a forgotten one nothing is to be told
+                self._last[topic] = pending[topic]
         self._flush = Flush(self._flush.until, until, topics)
         self._flushed.set()
         self._flushed = asyncio.Event()

@@ -31,7 +31,10 @@ class ClusterCollector(Collector):
         for state, count in counts.items():
             if state != "total":
                 slots.add_metric([state], count)
-        service = sum(job.state.service_s for job in jobs)
+        spent = self._mirror.all_spent()  # by jobs that are forgotten: a counter must not go back
+        counted = {job for one in spent for job in one.jobs}
+        service = sum(one.service_s for one in spent)
+        service += sum(job.state.service_s for job in jobs if job.id not in counted)
         yield phases
         yield slots
         yield CounterMetricFamily("concertina_slot_seconds", "Slot-seconds that jobs have received.", value=service)

@@ -147,9 +147,8 @@ async def job_events(
     job = here.job(job_id, who)
     begin = int(last_event_id) if last_event_id is not None else after
     if follow:
-        return EventStream(
-            job_stream(here.hub, here.parts.state, lambda: here.parts.mirror.job(job.id), begin), here.hub
-        )
+        pieces = job_stream(here.hub, here.parts.state, lambda: here.parts.mirror.job(job.id), begin)
+        return EventStream(pieces, here.hub, lambda: here.doorkeeper.still_knows(who))
     path = files.events_path(here.parts.state, job.id)
     found = await asyncio.to_thread(files.read_lines, path, begin, limit)
     items = [event for line in found.lines if (event := files.parse(line)) is not None]

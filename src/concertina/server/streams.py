@@ -21,17 +21,18 @@ MOST_STREAMS = 500
 
 
 class EventStream(Response):
-    """Server-sent events from an iterator. One task per client; what can not be sent in time ends the stream."""
+    """Server-sent events from an iterator, to a caller as long as that one may have them. One task per client; what can
+    not be sent in time ends the stream."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, pieces: AsyncIterator[bytes], hub: Hub) -> None:
+    def __init__(self, pieces: AsyncIterator[bytes], hub: Hub, may_go_on: Callable[[], bool]) -> None:
         """Raises ApiError 503 when there are too many."""
         if hub.clients >= MOST_STREAMS:
             raise ApiError(503, "too_many", f"{MOST_STREAMS} clients watch already", "try again later")
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._pieces, self._hub = pieces, hub
+        self._pieces, self._hub, self._may_go_on = pieces, hub, may_go_on
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -51,6 +52,8 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         async with contextlib.aclosing(self._pieces) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
+                if not self._may_go_on():
+                    break
                 message = {"type": "http.response.body", "body": piece, "more_body": True}
                 await asyncio.wait_for(send(message), SEND_SECONDS)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
