@@ -1,12 +1,14 @@
 """Kills, freezes and cuts at random moments and at every named phase of a change; then all bits and samples compared.
 
-    python -m benchmarks.chaos [--faults 300] [--seed 1] [--json FILE]
+    python -m benchmarks.chaos [--faults 300] [--seed 1] [--at-once 1] [--json FILE]
+    python -m benchmarks.chaos --table FILE     what --json has written, into docs/results/chaos.md
 
 A job (`chaos_job.py`: dropout, BatchNorm, augmentation, clipping, AdamW, a scheduler) trains on 1 to 4 workers while
 faults are thrown at it: workers and masters are killed, frozen for longer than the limit of silence, or have their
 connection cut. Sizes are changed and workers moved meanwhile, so that there are changes to disturb. Each run must end
 within a limit, with the digest of an undisturbed run and every sample trained once. Same seed, same faults; when they
-strike depends on the machine.
+strike depends on the machine. A run waits most of its time, so that a machine with many cores can have several
+side by side.
 """
 
 from __future__ import annotations
@@ -14,19 +16,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import chaos_table
 from concertina.backends.local import LocalBackend
 from concertina.core.messages import MASTER
 from concertina.report import Report
@@ -34,6 +41,8 @@ from concertina.runner import Run, RunSettings
 
 HERE = Path(__file__).parent
 VIRTUAL, STEPS, SILENCE_S, ARRIVE_S, LIMIT_S = 4, 120, 2.0, 30.0, 300.0
+GRACE_S = 60.0  # for a run to start and to end
+PER_RUN = 8  # faults, at most
 PATIENCE_S = 0.7  # if the chosen phase does not come, another will do
 PHASES = ("change_begun", "joined", "ready", "following", "synced", "changed_over", "recovering", "step")
 FAULTS = (
@@ -144,8 +153,8 @@ class Fire:
         return cut
 
 
-def run_once(backend: LocalBackend, folder: Path, seed: int, faults: int) -> Outcome:
-    """One job under `faults` faults; 0 of them gives what the others are compared with."""
+def run_once(backend: LocalBackend, folder: Path, seed: int, faults: int, stop: threading.Event) -> Outcome:
+    """One job under `faults` faults; 0 of them gives what the others are compared with. `stop` ends it early."""
     outcome = Outcome(seed)
     out = folder / f"run-{seed}"
     out.mkdir()
@@ -167,6 +176,9 @@ def run_once(backend: LocalBackend, folder: Path, seed: int, faults: int) -> Out
     with Run(settings, fire, backend) as job:
         fire.aim(job, backend)
         while not job.turn():
+            if stop.is_set():
+                outcome.problem = "stopped"
+                return outcome
             if time.monotonic() - began > LIMIT_S:
                 outcome.problem = f"not over after {LIMIT_S:.0f} s, at step {job.report.steps}"
                 return outcome
@@ -176,8 +188,6 @@ def run_once(backend: LocalBackend, folder: Path, seed: int, faults: int) -> Out
     outcome.exit = report.exit
     outcome.digest = (out / "digest").read_text() if (out / "digest").exists() else ""
     outcome.problem = problem_of(report, outcome)
-    if not outcome.problem:
-        shutil.rmtree(out)
     return outcome
 
 
@@ -191,58 +201,126 @@ def problem_of(report: Report, outcome: Outcome) -> str:
     return f"samples doubled {doubled} or missed {missed}" if doubled or missed else ""
 
 
+class Range:
+    """Where runs happen, so many side by side, each with a backend that is its own for as long as it lasts."""
+
+    def __init__(self, folder: Path, at_once: int) -> None:
+        self.folder, self.at_once = folder, at_once
+        self._stop = threading.Event()
+        self._free: queue.SimpleQueue[tuple[LocalBackend, Path]] = queue.SimpleQueue()
+        self._ends = ExitStack()
+
+    def __enter__(self) -> Range:
+        with ExitStack() as opened:
+            for number in range(self.at_once):
+                logs = self.folder / f"logs-{number}"
+                backend = LocalBackend.open(logs, 1)
+                opened.callback(backend.close)
+                self._free.put((backend, logs))
+            self._threads = ThreadPoolExecutor(self.at_once, thread_name_prefix="chaos")
+            opened.callback(self._threads.shutdown, cancel_futures=True)
+            opened.callback(self._stop.set)
+            self._ends = opened.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """First all runs are told to stop, then awaited, then the backends are closed."""
+        self._ends.close()
+
+    def start(self, seed: int, faults: int, wanted: str = "") -> Future[Outcome]:
+        """One run; its digest has to be the one wanted, if one is."""
+        return self._threads.submit(self._one, seed, faults, wanted)
+
+    def _one(self, seed: int, faults: int, wanted: str) -> Outcome:
+        backend, logs = self._free.get_nowait()  # there are as many as threads
+        try:
+            outcome = run_once(backend, self.folder, seed, faults, self._stop)
+        finally:
+            self._free.put((backend, logs))
+        run = self.folder / f"run-{seed}"
+        if wanted and not outcome.problem and outcome.digest != wanted:
+            outcome.problem = "another digest than without faults"
+        if not outcome.problem:
+            shutil.rmtree(run)
+        elif not self._stop.is_set():
+            kept = Path(tempfile.mkdtemp(prefix="concertina-chaos-kept-"))
+            shutil.copytree(run, kept / "run")
+            shutil.copytree(logs, kept / "logs")
+            outcome.problem += f"; logs kept in {kept}"
+        return outcome
+
+
+def variant_of(seed: int) -> int:
+    """Data-loading processes of the job; they change its result."""
+    return random.Random(seed).choice((0, 0, 1))
+
+
+def chaos(faults: int, seed: int, to: Path | None = None, at_once: int = 1) -> int:
+    """0 if nothing was found; all that was seen goes to the file."""
+    found: dict[str, Any] = {"at_once": at_once, "cores": os.cpu_count(), "load": os.getloadavg()[0], "runs": []}
+    struck, bad = 0, False
+    with tempfile.TemporaryDirectory(prefix="concertina-chaos-") as name, Range(Path(name), at_once) as place:
+        wanted = _undisturbed(place)
+        running: set[Future[Outcome]] = set()
+        while not bad:
+            while len(running) < at_once and struck + PER_RUN * len(running) < faults:
+                running.add(place.start(seed, PER_RUN, wanted[variant_of(seed)]))
+                seed += 1
+            if not running:
+                break
+            done, running = wait(running, LIMIT_S + GRACE_S, FIRST_COMPLETED)
+            for outcome in [future.result() for future in done]:
+                struck += sum(outcome.faults.values())
+                bad = bad or bool(outcome.problem)
+                found["runs"].append({**vars(outcome), "faults": dict(outcome.faults)})
+                print(
+                    f"{struck} of {faults} faults; seed {outcome.seed}: {sum(outcome.faults.values())} faults, "
+                    f"{outcome.generations} generations, {outcome.seconds:.0f} s, "
+                    f"{outcome.problem or 'same bits, every sample once'}",
+                    flush=True,
+                )
+            if not done:
+                bad = True
+                print(f"no run has ended for {LIMIT_S + GRACE_S:.0f} s", flush=True)
+    if to is not None:
+        to.write_text(json.dumps(found, indent=1))
+    print(chaos_table.table(found))
+    return 1 if bad else 0
+
+
+def _undisturbed(place: Range) -> dict[int, str]:
+    """The digest without faults, of each variant of the job."""
+    seeds = {variant_of(seed): seed for seed in range(-64, 0)}
+    started = {variant: place.start(seed, 0) for variant, seed in seeds.items()}
+    outcomes = {variant: future.result(2 * LIMIT_S + GRACE_S) for variant, future in started.items()}
+    for outcome in outcomes.values():
+        if outcome.problem:
+            raise SystemExit(f"the job fails without faults, too: {outcome.problem}")
+    return {variant: outcome.digest for variant, outcome in outcomes.items()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--at-once", type=int, default=1, metavar="N", help="runs side by side; each has up to 6 processes"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was seen")
+    parser.add_argument(
+        "--table", type=Path, metavar="FILE", help="run nothing: such a FILE into docs/results/chaos.md"
+    )
     args = parser.parse_args()
-    return chaos(args.faults, args.seed, args.json)
-
-
-def chaos(faults: int, seed: int, to: Path | None = None) -> int:
-    struck: Counter[str] = Counter()
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="concertina-chaos-") as name:
-        folder = Path(name)
-        backend = LocalBackend.open(folder / "logs", 1)
-        try:
-            wanted = {}
-            for loaders_seed in range(-64, 0):  # one undisturbed run per variant of the job
-                variant = random.Random(loaders_seed).choice((0, 0, 1))
-                if variant not in wanted:
-                    wanted[variant] = run_once(backend, folder, loaders_seed, 0).digest
-            while sum(struck.values()) < faults:
-                outcome = run_once(backend, folder, seed, 8)
-                if not outcome.problem and outcome.digest != wanted[random.Random(seed).choice((0, 0, 1))]:
-                    outcome.problem = "another digest than without faults"
-                struck += outcome.faults
-                rows.append({"seed": seed, **dict(outcome.faults), "generations": outcome.generations})
-                print(
-                    f"seed {seed}: {sum(outcome.faults.values())} faults, {outcome.generations} generations, "
-                    f"{outcome.seconds:.0f} s {outcome.problem or 'same bits, every sample once'}",
-                    flush=True,
-                )
-                if outcome.problem:
-                    kept = Path(tempfile.mkdtemp(prefix="concertina-chaos-kept-"))
-                    shutil.copytree(folder / f"run-{seed}", kept / "run", dirs_exist_ok=True)
-                    print(f"logs kept in {kept}", flush=True)
-                    return 1
-                seed += 1
-        finally:
-            backend.close()
-    kinds = Counter(dict.fromkeys(sorted({what.split(" at ")[0] for what in struck}), 0))
-    phases: Counter[str] = Counter()
-    for what, count in struck.items():
-        kind, _, phase = what.partition(" at ")
-        kinds[kind] += count
-        phases[phase] += count
-    print(f"{sum(struck.values())} faults in {len(rows)} runs: no hang, no differing bit, no sample lost or doubled")
-    print("by kind:", dict(kinds))
-    print("by phase:", dict(phases))
-    if to is not None:
-        to.write_text(json.dumps({"runs": rows, "kinds": kinds, "phases": phases}, indent=1))
-    return 0
+    if args.at_once < 1:
+        parser.error(f"--at-once {args.at_once}: needs 1 at least")
+    if args.table:
+        chaos_table.write(args.table)
+        return 0
+    try:
+        return chaos(args.faults, args.seed, args.json, args.at_once)
+    except KeyboardInterrupt:
+        print("stopped; all processes have been ended", flush=True)
+        return 130
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from concertina.cluster.mirror import Mirror
+from concertina.cluster.mirror import Job, Mirror
 from concertina.core.job import JobPhase
 from concertina.store.protocol import Change, Store
 
@@ -29,6 +29,8 @@ class Watcher:
     changes: int = 0
     looks: int = 0
     most_slots: int = 0
+    held: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+    """By job's name: from this moment (seconds since 1970) on so many slots that were granted to it."""
 
     def __post_init__(self) -> None:
         self.mirror = Mirror(self.store)
@@ -52,11 +54,16 @@ class Watcher:
             self._compare({job.id: job.seen.slots for job in self.mirror.jobs() if job.seen is not None}, "seen by")
 
     def _look(self) -> None:
-        """By the processes: a slot on which processes of two jobs are alive."""
+        """By the processes: a slot on which processes of two jobs are alive. Also notes what each job was granted."""
         while not self._ends.wait(LOOK_SECONDS):
             self.looks += 1
-            jobs = [(job.id, job.seen.pids) for job in self.mirror.jobs() if job.seen is not None]
-            self._compare({name: [s for s, pid in pids.items() if alive(pid)] for name, pids in jobs}, "alive in")
+            jobs = self.mirror.jobs()
+            seen = [(job.id, job.seen.pids) for job in jobs if job.seen is not None]
+            self._compare({name: [s for s, pid in pids.items() if alive(pid)] for name, pids in seen}, "alive in")
+            for job in jobs:
+                steps, slots = self.held.setdefault(job.request.name, []), _granted(job)
+                if slots != (steps[-1][1] if steps else 0):
+                    steps.append((time.time(), slots))
 
     def _compare(self, slots: dict[str, Any], how: str) -> None:
         owners: dict[str, str] = {}
@@ -74,6 +81,10 @@ class Watcher:
                 found |= slots & set(job.seen.slots)
                 found |= {slot for slot, pid in job.seen.pids.items() if slot in slots and alive(pid)}
         return found
+
+
+def _granted(job: Job) -> int:
+    return 0 if job.state.phase.is_end else len(job.state.slots)
 
 
 def alive(pid: int) -> bool:

@@ -14,6 +14,7 @@ from concertina.core.job import JobPhase, JobSpec
 from concertina.policies.scaling_curve import ThroughputRow, ThroughputTable
 from concertina.simulator.metrics import Result
 from concertina.simulator.overhead import OverheadModel
+from concertina.simulator.recorder import Record
 from concertina.simulator.run import simulate
 
 DEVICE = "cpu"
@@ -52,6 +53,7 @@ def replay(
         overhead=overhead_of(costs),
         gap_s=0.2,
         trace="live",
+        record=Record(spans=True),
     )
 
 
@@ -64,6 +66,8 @@ class Side:
     refused: tuple[str, ...]
     missed: tuple[str, ...]
     jct_s: Mapping[str, float]
+    slots: Mapping[str, Sequence[tuple[float, int]]]
+    """By job: from this second of the trace on so many slots."""
 
 
 def simulated(result: Result) -> Side:
@@ -76,10 +80,24 @@ def simulated(result: Result) -> Side:
             sorted(j.job_id for j in result.outcomes if j.jct_s is not None and j.deadline_s and not j.deadline_met)
         ),
         jct_s=done,
+        slots=_slots(result),
     )
 
 
-def live(jobs: Sequence[Mapping[str, Any]], began_s: float) -> Side:
+def _slots(result: Result) -> dict[str, list[tuple[float, int]]]:
+    found: dict[str, list[tuple[float, int]]] = {}
+    for span in result.spans:
+        steps = found.setdefault(span.job_id, [])
+        if steps and steps[-1][0] == span.start_s:
+            steps.pop()  # it went on at once
+        if not steps or steps[-1][1] != span.workers:
+            steps.append((span.start_s, span.workers))
+        steps.append((span.end_s, 0))
+    return found
+
+
+def live(jobs: Sequence[Mapping[str, Any]], began_s: float, held: Mapping[str, Sequence[tuple[float, int]]]) -> Side:
+    """`held`: as the watcher saw it, in seconds since 1970."""
     done = {job["name"]: job["ended_s"] - job["submitted_s"] for job in jobs if job["phase"] == "finished"}
     late = [j["name"] for j in jobs if j["phase"] == "finished" and j["deadline_s"] and j["ended_s"] > j["deadline_s"]]
     return Side(
@@ -88,6 +106,7 @@ def live(jobs: Sequence[Mapping[str, Any]], began_s: float) -> Side:
         refused=tuple(sorted(job["name"] for job in jobs if job["phase"] == "rejected")),
         missed=tuple(sorted(late)),
         jct_s=done,
+        slots={name: [(at - began_s, slots) for at, slots in steps] for name, steps in held.items()},
     )
 
 

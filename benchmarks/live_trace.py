@@ -4,6 +4,7 @@
     python -m benchmarks.live_trace --kill-controller 50     the server killed that many times during the run
     python -m benchmarks.live_trace --reclaim 20             half of the slots taken back that many times
     python -m benchmarks.live_trace --etcd                   two controllers on a real etcd, the leader killed
+    python -m benchmarks.live_trace --table FILE             tables and picture from what the first wrote with --json
 
 Each batch waits as it would for a GPU (examples/live_paced.py), so that two cores are not the bottleneck. In every
 run: no job lost, none run twice, no slot used by two jobs, no promised deadline missed, and the model of every
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import sys
@@ -25,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import live_replay
+from benchmarks import live_replay, live_table
 from benchmarks.live_bits import different_tensors, twin
 from benchmarks.live_checks import Watcher, check_events, check_jobs, processes_left, read_events, wait_until
 from benchmarks.live_cluster import Up, all_jobs, ask, cluster, free_port, wait_for_server
@@ -48,6 +50,7 @@ class Outcome:
     jobs: int
     slots: int
     seconds: float = 0.0
+    load: float = field(default_factory=lambda: os.getloadavg()[0])  # before the run
     kills: int = 0
     reclaims_s: list[float] = field(default_factory=list)
     takeovers_s: list[float] = field(default_factory=list)
@@ -170,6 +173,9 @@ def _lent(watcher: Watcher) -> set[str]:
 
 def main() -> int:
     args = _arguments()
+    if args.table:
+        live_table.write(args.table)
+        return 0
     jobs = _jobs(args)
     folder = Path(args.folder or tempfile.mkdtemp(prefix="concertina-live-"))
     if args.etcd:
@@ -180,7 +186,7 @@ def main() -> int:
         outcome = _run(jobs, folder, args)
     _report(outcome)
     if args.json:
-        Path(args.json).write_text(json.dumps(asdict(outcome), indent=1))
+        args.json.write_text(json.dumps(asdict(outcome), indent=1))
     bad = outcome.problems or outcome.different or any(s > RECLAIM_SECONDS for s in outcome.reclaims_s)
     return 1 if bad else 0
 
@@ -210,7 +216,7 @@ def _run(jobs: list[JobSpec], folder: Path, args: argparse.Namespace) -> Outcome
     if left := processes_left(trial.state):
         trial.outcome.problems.append(f"processes left behind: {left}")
     if not disturbed:
-        _compare(trial, found, args.policy)
+        _compare(trial, found, args.policy, watcher)
     return trial.outcome
 
 
@@ -223,9 +229,9 @@ def _watch(trial: Trial, stack: ExitStack) -> Watcher:
     return watcher
 
 
-def _compare(trial: Trial, found: list[dict[str, Any]], policy: str) -> None:
+def _compare(trial: Trial, found: list[dict[str, Any]], policy: str, watcher: Watcher) -> None:
     out = trial.outcome
-    ours = live_replay.live(found, trial.began_s)
+    ours = live_replay.live(found, trial.began_s, watcher.held)
     costs = live_replay.Costs(**out.costs)
     speeds = {str(job.model): out.speeds[str(job.model).split(":")[0]] for job in trial.jobs}
     theirs = live_replay.simulated(live_replay.replay(trial.jobs, trial.slots, speeds, costs, policy))
@@ -274,7 +280,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--twins", default="", help="folder with models of DDP twins that were made before")
     parser.add_argument("--make-trace", action="store_true", help="write benchmarks/live_trace.csv anew")
     parser.add_argument("--folder", default="", help="for state and models; default: a new one")
-    parser.add_argument("--json", default="")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was found")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="run nothing: such a FILE into docs/results")
     return parser.parse_args()
 
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "rescale.md"
-BEGIN, END = "<!-- measured{}: begin -->", "<!-- measured{}: end -->"
-MARKS = {"cpu": "", "cuda": " on a GPU"}
-HOSTS_MARK = " on several hosts"
-STILL_MARK = " while nothing changes"
+from benchmarks import pictures
+from benchmarks.pages import REMINDER, RESULTS, put
+
+PAGE = RESULTS / "rescale.md"
+MARKS = {"cpu": "measured", "cuda": "measured on a GPU"}
+HOSTS_MARK = "measured on several hosts"
+STILL_MARK = "measured while nothing changes"
 KINDS = ("grow", "shrink", "move")
 NAMES = {
     "ours": "**concertina**",
@@ -177,7 +179,7 @@ def _loads(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write(scratch: Path) -> None:
-    """Puts the tables for which there are rows between their marks of the page; all else stays."""
+    """Puts tables for which there are rows between their marks of the page, and draws its picture; all else stays."""
     every = [json.loads(path.read_text()) for path in sorted(scratch.glob("*.json"))]
     changes = [found for found in every if found["way"] not in ("hosts", "overhead")]
     sections = [
@@ -187,13 +189,6 @@ def write(scratch: Path) -> None:
     ]
     for mark, render, rows in sections:
         if rows:
-            _put(render(rows), BEGIN.format(mark), END.format(mark))
-    print(f"{len(every)} rows, in {PAGE}")
-
-
-def _put(text: str, begin: str, end: str) -> None:
-    before, found, rest = PAGE.read_text().partition(begin)
-    _, also, after = rest.partition(end)
-    assert found, f"{PAGE} has no place for this: {begin}"
-    assert also, f"{PAGE} has no end for this: {end}"
-    PAGE.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
+            put(PAGE, mark, render(rows))
+    pictures.draw("rescale")
+    print(f"{len(every)} rows, in {PAGE}; {REMINDER}")

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import anchors
+from benchmarks import anchors, pictures
 from benchmarks.peers import GandivaRules
 from concertina.core.cluster import Cluster, Snapshot
 from concertina.core.job import JobPhase, JobSpec, JobView
@@ -39,7 +39,6 @@ from concertina.simulator.run import simulate
 ROOT = Path(__file__).parents[1]
 TRACES = ROOT.parent / "shared" / "traces"
 PAGE = ROOT / "docs" / "results" / "simulator.md"
-PICTURE = ROOT / "docs" / "results" / "simulator-rounds.svg"
 SIZES = (100, 1_000, 10_000, 100_000)
 
 SORT = "(one stable sort)"
@@ -328,26 +327,6 @@ def rounds_table(found: dict[str, list[float]]) -> str:
     return table(head, rows)
 
 
-def draw_rounds(found: dict[str, list[float]]) -> None:
-    """A picture of the same, both axes logarithmic."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.hashsalt": "concertina", "svg.fonttype": "none"})
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5))
-    for name, times in found.items():
-        axes.loglog(SIZES, [seconds * 1000 for seconds in times], marker="o", label=name)
-    scale = found[SORT][-1] * 1000 / (SIZES[-1] * math.log2(SIZES[-1]))
-    axes.loglog(SIZES, [scale * n * math.log2(n) for n in SIZES], "k--", label="n log n")
-    axes.set_xlabel("active jobs")
-    axes.set_ylabel("one decision, ms")
-    axes.legend(fontsize=8, ncol=2)
-    axes.grid(True, which="major", alpha=0.3)
-    figure.savefig(PICTURE, bbox_inches="tight", metadata={"Date": None, "Creator": None})
-
-
 # -- the page -------------------------------------------------------------------------------------------
 
 
@@ -382,7 +361,7 @@ def main(arguments: list[str]) -> None:
     if what in ("all", "rounds"):
         found = measure_rounds()
         write("rounds", rounds_table(found))
-        draw_rounds(found)
+        pictures.draw("simulator-rounds")
 
 
 if __name__ == "__main__":
