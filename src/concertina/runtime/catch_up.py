@@ -12,6 +12,7 @@ the model.
 What cannot be replayed exactly shows in the comparison and is copied once more at the switch.
 """
 
+import contextlib
 import copy
 import time
 from collections import OrderedDict, defaultdict
@@ -29,9 +30,10 @@ from concertina.runtime.pieces import Piece, cut, flat
 from concertina.runtime.prepared import Prepared
 from concertina.runtime.remote_memory import RemoteMemory
 from concertina.runtime.state_map import all_params, make_room
+from concertina.runtime.torch_internals import step_without_hooks
 
 WORK_SECONDS = 0.004  # of copying between two looks at the members' clock
-REHEARSED = 1024  # elements
+REHEARSED = (32, 32)  # some optimizers take nothing but matrices
 BATCH_BYTES = 1 << 22  # of gradients that are asked for in one go, while those before are used
 # Steps of these never write to the gradients, which may be the members' own.
 LEAVES_GRADIENTS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
@@ -292,7 +294,7 @@ class CatchUp:
                 leaf.grad = grad
             else:
                 leaf.grad = flat(grad)[piece.lo : piece.hi]
-        type(replica).step(replica)
+        step_without_hooks(replica)
         for piece in pieces:
             assert piece.leaf is not None
             piece.leaf.grad = None
@@ -325,11 +327,12 @@ def rehearse_update(optimizer: Optimizer) -> None:
         return
     twin = _replica(optimizer)
     for group, own in zip(twin.param_groups, optimizer.param_groups, strict=True):
-        for like in {(p.device, p.dtype): p for p in own["params"]}.values():
+        for like in {(p.device, p.dtype): p for p in own["params"] if p.requires_grad}.values():
             leaf = like.detach().new_zeros(REHEARSED)
             leaf.grad = torch.zeros_like(leaf)
             group["params"].append(leaf)
-    type(twin).step(twin)
+    with contextlib.suppress(Exception):  # one that asks for more than that is as slow the first time as it would be
+        step_without_hooks(twin)
 
 
 def _replica(optimizer: Optimizer) -> Optimizer:
