@@ -13,8 +13,9 @@ import pytest
 from concertina.runtime import segments
 from concertina.runtime.desk import Desk
 from concertina.runtime.fabric import Fabric, PeersLost, Post
+from concertina.runtime.mirrors import UNANSWERED_SECONDS, Owner
 from concertina.runtime.segments import Segment, Unreachable
-from concertina.runtime.wire import UNANSWERED_SECONDS, Owner, WireThread
+from concertina.runtime.wire import WireThread
 from concertina.runtime.wire_frames import (
     HELLO_BYTES,
     LONGEST,
