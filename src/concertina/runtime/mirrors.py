@@ -112,13 +112,14 @@ class Owner:
 
     def _wait_for(self, number: int) -> Mirror:
         with self._changed:
-            if self._link is not None:
-                self._link.send(pack(Kind.OPEN, number))
+            asked = self._link
+            if asked is not None:
+                asked.send(pack(Kind.OPEN, number))
             until = time.monotonic() + OPEN_SECONDS
             while number not in self._whole:
                 if self.sealed or number in self._gone or time.monotonic() > until:
                     raise ConnectionError(f"worker {self.number} at {self.host} is gone, or has let go of its memory")
-                if self._link is None:
+                if asked is None or self._link is not asked:  # a new one knows nothing of the question
                     raise Unreachable(f"the connection to worker {self.number} at {self.host} broke")
                 self._changed.wait(0.5)
             return self._kept.get(number) or self._mirrors[number]

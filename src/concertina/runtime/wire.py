@@ -15,6 +15,7 @@ import time
 import traceback
 import weakref
 
+from concertina.runtime.keepalive import mind_silence
 from concertina.runtime.mirrors import Owner, try_to_connect
 from concertina.runtime.reach import Reach
 from concertina.runtime.segments import Segment, Served
@@ -23,6 +24,7 @@ from concertina.runtime.wire_link import Link
 from concertina.runtime.wire_readers import ReaderLink
 
 GREET_SECONDS = 10.0  # for a stranger to prove that it is none
+SILENT_SECONDS = 20.0  # a reader whose host has taken nothing for so long is let go, with all that waits for it
 CLOSE_SECONDS = 2.0
 RECEIVE_BYTES = 1 << 20
 MOST_CONNECTIONS = 1024
@@ -196,6 +198,7 @@ class WireThread:
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        mind_silence(sock, SILENT_SECONDS)
         self.add(ReaderLink(self, sock))
 
     def _read(self, link: Link) -> None:
