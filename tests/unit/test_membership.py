@@ -90,6 +90,15 @@ def test_news_of_others_change_nothing(membership: Telling) -> None:
     assert membership._open(formation(), 1, Answers(5)) == "there"
 
 
+def test_a_member_that_cannot_be_read_for_too_long_is_not_said_to_be_gone(
+    membership: Telling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LIMIT_SECONDS", 0.0)
+    monkeypatch.setattr(membership, "build", lambda formation: membership._open(formation, 1, Answers(1_000_000)))
+    membership._build_pending(formation())
+    assert [said["op"] for said in membership.said] == ["build_failed"]  # otherwise the change would never end
+
+
 def test_memory_that_is_gone_is_not_asked_for_again(membership: Telling) -> None:
     answers = Answers(5, ConnectionError)
     with pytest.raises(PeersLost):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from concertina.runtime import segments
+from concertina.runtime import mirrors, segments
 from concertina.runtime.desk import Desk
 from concertina.runtime.fabric import Fabric, PeersLost, Post
 from concertina.runtime.mirrors import UNANSWERED_SECONDS, Owner
@@ -255,6 +255,19 @@ def test_and_so_does_the_owners_for_readers_whose_host_is_gone(wires: list[WireT
     assert reader.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     assert reader.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * SILENT_SECONDS
     assert mirror.size == source.size
+
+
+def test_contents_that_do_not_come_in_time_may_come_later(
+    wires: list[WireThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirrors, "OPEN_SECONDS", 0.0)
+    plain, questions = ReaderLink._open, [True]  # the first has no answer
+    monkeypatch.setattr(ReaderLink, "_open", lambda self, n: None if questions and questions.pop() else plain(self, n))
+    source = make(wires[0], 4096)
+    with pytest.raises(Unreachable, match="in time"):
+        read(wires[1], source.address)
+    monkeypatch.undo()
+    assert read(wires[1], source.address).size == source.size
 
 
 def test_who_waits_for_contents_is_told_when_another_connection_takes_the_place_of_the_one_asked(

@@ -285,8 +285,10 @@ class Membership:
             try:
                 return there()
             except Unreachable:
-                if self._is_off(formation, member) or time.monotonic() > until:
+                if self._is_off(formation, member):
                     raise PeersLost([member]) from None
+                if time.monotonic() > until:
+                    raise PeersLost([]) from None  # nobody is gone: the master has to be told of this
             except OSError:
                 raise PeersLost([member]) from None
             with self._changed:

@@ -117,10 +117,12 @@ class Owner:
                 asked.send(pack(Kind.OPEN, number))
             until = time.monotonic() + OPEN_SECONDS
             while number not in self._whole:
-                if self.sealed or number in self._gone or time.monotonic() > until:
+                if self.sealed or number in self._gone:
                     raise ConnectionError(f"worker {self.number} at {self.host} is gone, or has let go of its memory")
                 if asked is None or self._link is not asked:  # a new one knows nothing of the question
                     raise Unreachable(f"the connection to worker {self.number} at {self.host} broke")
+                if time.monotonic() > until:
+                    raise Unreachable(f"worker {self.number} at {self.host} did not send all of its memory in time")
                 self._changed.wait(0.5)
             return self._kept.get(number) or self._mirrors[number]
 
