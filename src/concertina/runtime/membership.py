@@ -431,6 +431,11 @@ class Membership:
         return wanted.generation
 
     @property
+    def lost(self) -> frozenset[int]:
+        """Workers that the master has said to be gone."""
+        return frozenset(self._lost)
+
+    @property
     def wanted(self) -> Formation | None:
         return self._wanted
 
