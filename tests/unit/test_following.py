@@ -103,6 +103,32 @@ def test_hooks_that_a_script_has_for_all_optimizers_see_its_own_updates_only() -
     assert_same(member, newcomer)
 
 
+class Damped(torch.optim.Optimizer):
+    """A script's own, with something that it acts with as its attribute."""
+
+    def __init__(self, params: Any, lr: float = 0.1, damping: float = 0.5) -> None:
+        super().__init__(params, {"lr": lr})
+        self.damping = damping
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"] * self.damping)
+
+
+def test_an_optimizer_with_attributes_of_its_own_is_replayed_with_them() -> None:
+    member = Member(Damped, shares=True)
+    member.step()
+    catch_up, newcomer = follow(member, Damped)
+    settle(catch_up)
+    member.step()
+    assert catch_up.reaches(member.number)
+    assert catch_up.finish(member.number) == 0
+    assert_same(member, newcomer)
+
+
 def test_gradients_that_are_overwritten_too_soon_are_not_trusted() -> None:
     member = Member(torch.optim.AdamW, shares=True)
     member.step()

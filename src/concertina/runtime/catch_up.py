@@ -13,7 +13,6 @@ What cannot be replayed exactly shows in the comparison and is copied once more 
 """
 
 import contextlib
-import copy
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
@@ -337,7 +336,8 @@ def rehearse_update(optimizer: Optimizer) -> None:
 
 def _replica(optimizer: Optimizer) -> Optimizer:
     """An optimizer of the same kind that steps slices of the parameters, without the user's hooks."""
-    twin = copy.copy(optimizer)
+    twin = object.__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)  # copy.copy takes no attributes that the class has added
     for name in ("step", "zero_grad"):
         twin.__dict__.pop(name, None)  # what is replaced on the instance belongs to the original
     twin.param_groups = [{**group, "params": []} for group in optimizer.param_groups]
