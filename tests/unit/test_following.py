@@ -129,6 +129,32 @@ def test_an_optimizer_with_attributes_of_its_own_is_replayed_with_them() -> None
     assert_same(member, newcomer)
 
 
+class Named(Damped):
+    """Acts on nothing but the parameters that it knows."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.names = {id(p): str(i) for i, p in enumerate(self.param_groups[0]["params"])}
+
+    def step(self, closure: Any = None) -> None:
+        assert all(self.names[id(p)] for group in self.param_groups for p in group["params"])
+        super().step()
+
+
+def test_what_an_optimizer_cannot_do_to_other_parameters_is_left_to_the_switch() -> None:
+    member = Member(Named, shares=True)
+    member.step()
+    catch_up, newcomer = follow(member, Named)
+    settle(catch_up)
+    for _ in range(2):
+        member.step()
+        assert catch_up.reaches(member.number)
+    assert catch_up.in_step
+    assert "cannot be made elsewhere (KeyError" in catch_up.gave_up
+    assert catch_up.finish(member.number) == len(member.params)
+    assert_same(member, newcomer)
+
+
 def test_gradients_that_are_overwritten_too_soon_are_not_trusted() -> None:
     member = Member(torch.optim.AdamW, shares=True)
     member.step()

@@ -232,9 +232,9 @@ class CatchUp:
         grads = {i: self._gradient(i, addresses[i], note["shared"], in_place) for i in {p.param for p in live}}
         if self._desk.overwritten > step:
             return False
-        self._step(k, note["groups"], live, grads)
+        stepped = self._step(k, note["groups"], live, grads)
         finish_work(grads.values())
-        return self._desk.overwritten <= step
+        return stepped and self._desk.overwritten <= step
 
     def _gradient(self, i: int, address: int, shared: list[Any], in_place: bool) -> Tensor:
         param = self._params[i].detach()
@@ -278,11 +278,12 @@ class CatchUp:
         if not memory.take_gradients(where):
             return False
         grads = {piece.param: grad for piece, grad in self._with_rooms(batch)}
-        self._step(note["optimizer"], note["groups"], batch, grads)
+        stepped = self._step(note["optimizer"], note["groups"], batch, grads)
         finish_work(grads.values())
-        return True
+        return stepped
 
-    def _step(self, k: int, groups: list[dict[str, Any]], pieces: list[Piece], grads: dict[int, Tensor]) -> None:
+    def _step(self, k: int, groups: list[dict[str, Any]], pieces: list[Piece], grads: dict[int, Tensor]) -> bool:
+        """False if an optimizer, which may be the script's own, cannot step anything but its own parameters."""
         replica = self._replicas[k]
         for group, values in zip(replica.param_groups, groups, strict=True):
             group.update(values)
@@ -293,10 +294,16 @@ class CatchUp:
                 leaf.grad = grad
             else:
                 leaf.grad = flat(grad)[piece.lo : piece.hi]
-        step_without_hooks(replica)
-        for piece in pieces:
-            assert piece.leaf is not None
-            piece.leaf.grad = None
+        try:
+            step_without_hooks(replica)
+        except Exception as error:
+            self._leave_to_switch(f"its updates cannot be made elsewhere ({type(error).__name__}: {error})")
+            return False
+        finally:
+            for piece in pieces:
+                assert piece.leaf is not None
+                piece.leaf.grad = None
+        return True
 
     # -- the switch --------------------------------------------------------------------------------------------------
 
