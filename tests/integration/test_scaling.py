@@ -291,6 +291,11 @@ def test_a_script_is_told_what_was_refused(script: Any, backend: LocalBackend, t
     ("top", "body", "sentence"),
     [
         ("session.request_workers(9)", STEP, "takes 1 to 4 workers"),
+        (
+            "session.request_workers(session.size / 2)",
+            STEP,
+            "request_workers(2.0): workers are counted in whole numbers",
+        ),
         ("session.scale_batch(0)", STEP, "needs a number above 0"),
         ("pass", "session.scale_batch(2)", "call it above that loop"),
     ],

@@ -15,7 +15,7 @@ from concertina.backends.base import Seat
 from concertina.backends.local import LocalBackend
 from concertina.core.seats import choose
 from concertina.runner import Run, RunSettings, parse_changes
-from concertina.runtime.wire import UNANSWERED_SECONDS
+from concertina.runtime.mirrors import UNANSWERED_SECONDS
 
 STEPS = 60
 PATIENCE = 120.0

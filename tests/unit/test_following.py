@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from followed import KINDS, Member, assert_same, prepared_of, settle
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from concertina.runtime.buckets import BucketLayout, DdpOptions
 from concertina.runtime.catch_up import LEAVES_GRADIENTS, CatchUp, rehearse_update
@@ -65,6 +66,93 @@ def test_only_torchs_own_optimizers_rehearse() -> None:
             raise AssertionError("made an update")
 
     rehearse_update(prepared_of(Odd, 1).optimizers[0])
+
+
+def test_an_optimizer_of_matrices_rehearses_an_update_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    plain = torch.optim.Muon.step
+    monkeypatch.setattr(torch.optim.Muon, "step", lambda self: (plain(self), made.append(1)))
+    rehearse_update(torch.optim.Muon([torch.nn.Parameter(torch.ones(3, 5))]))
+    assert made == [1]
+
+
+def test_parameters_that_are_not_trained_rehearse_nothing() -> None:
+    packed = torch.nn.Parameter(torch.zeros(8, dtype=torch.uint8), requires_grad=False)
+    rehearse_update(torch.optim.AdamW([packed, torch.nn.Parameter(torch.ones(3))]))
+
+
+def test_an_optimizer_that_cannot_rehearse_ends_no_newcomer() -> None:
+    rehearse_update(torch.optim.LBFGS([torch.nn.Parameter(torch.ones(3))]))  # it asks for a closure
+
+
+def test_hooks_that_a_script_has_for_all_optimizers_see_its_own_updates_only() -> None:
+    seen: list[Any] = []
+    member = Member(torch.optim.AdamW, shares=True)
+    member.step()
+    catch_up, newcomer = follow(member, torch.optim.AdamW)
+    settle(catch_up)
+    hook = register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: seen.append(optimizer))
+    try:
+        rehearse_update(newcomer.optimizers[0])
+        member.step()
+        assert catch_up.reaches(member.number)
+    finally:
+        hook.remove()
+    assert seen == [member.optimizer]
+    assert catch_up.finish(member.number) == 0
+    assert_same(member, newcomer)
+
+
+class Damped(torch.optim.Optimizer):
+    """A script's own, with something that it acts with as its attribute."""
+
+    def __init__(self, params: Any, lr: float = 0.1, damping: float = 0.5) -> None:
+        super().__init__(params, {"lr": lr})
+        self.damping = damping
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"] * self.damping)
+
+
+def test_an_optimizer_with_attributes_of_its_own_is_replayed_with_them() -> None:
+    member = Member(Damped, shares=True)
+    member.step()
+    catch_up, newcomer = follow(member, Damped)
+    settle(catch_up)
+    member.step()
+    assert catch_up.reaches(member.number)
+    assert catch_up.finish(member.number) == 0
+    assert_same(member, newcomer)
+
+
+class Named(Damped):
+    """Acts on nothing but the parameters that it knows."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.names = {id(p): str(i) for i, p in enumerate(self.param_groups[0]["params"])}
+
+    def step(self, closure: Any = None) -> None:
+        assert all(self.names[id(p)] for group in self.param_groups for p in group["params"])
+        super().step()
+
+
+def test_what_an_optimizer_cannot_do_to_other_parameters_is_left_to_the_switch() -> None:
+    member = Member(Named, shares=True)
+    member.step()
+    catch_up, newcomer = follow(member, Named)
+    settle(catch_up)
+    for _ in range(2):
+        member.step()
+        assert catch_up.reaches(member.number)
+    assert catch_up.in_step
+    assert "cannot be made elsewhere (KeyError" in catch_up.gave_up
+    assert catch_up.finish(member.number) == len(member.params)
+    assert_same(member, newcomer)
 
 
 def test_gradients_that_are_overwritten_too_soon_are_not_trusted() -> None:

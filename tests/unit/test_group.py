@@ -1,5 +1,6 @@
 """gloo between hosts: a connection that breaks makes all members begin anew, and none waits for ever."""
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -132,3 +133,24 @@ def test_connections_to_other_hosts_end_when_their_kernels_are_silent(
     assert 1000 * int(UNANSWERED_SECONDS) in limits
     for group in both:
         group.close()
+
+
+def test_a_connection_that_has_got_the_number_of_one_of_the_groups_is_left_alone() -> None:
+    group = Group.__new__(Group)
+    group._before = module._connections()
+    ours, peer = socket.socketpair()
+    number = ours.fileno()
+    group._connections, group._before = module._connections() - group._before, None
+    ours.close()
+    peer.close()
+    theirs, other = socket.socketpair()
+    if theirs.fileno() != number:
+        os.dup2(theirs.fileno(), number)
+    group.cut()
+    other.settimeout(PATIENCE)
+    theirs.sendall(b"still here")
+    assert other.recv(100) == b"still here"
+    if theirs.fileno() != number:
+        os.close(number)
+    theirs.close()
+    other.close()

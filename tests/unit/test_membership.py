@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -10,8 +11,10 @@ from concertina.core.env import WorkerEnv
 from concertina.core.errors import ConcertinaError
 from concertina.core.formation import Formation
 from concertina.core.placement import VirtualPlacement
+from concertina.runtime import elastic
 from concertina.runtime import membership as module
 from concertina.runtime.desk import Desk
+from concertina.runtime.elastic import Elastic
 from concertina.runtime.fabric import LIMIT_SECONDS, PeersLost
 from concertina.runtime.membership import Generation, Membership
 from concertina.runtime.reach import Reach
@@ -87,6 +90,15 @@ def test_news_of_others_change_nothing(membership: Telling) -> None:
     assert membership._open(formation(), 1, Answers(5)) == "there"
 
 
+def test_a_member_that_cannot_be_read_for_too_long_is_not_said_to_be_gone(
+    membership: Telling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LIMIT_SECONDS", 0.0)
+    monkeypatch.setattr(membership, "build", lambda formation: membership._open(formation, 1, Answers(1_000_000)))
+    membership._build_pending(formation())
+    assert [said["op"] for said in membership.said] == ["build_failed"]  # otherwise the change would never end
+
+
 def test_memory_that_is_gone_is_not_asked_for_again(membership: Telling) -> None:
     answers = Answers(5, ConnectionError)
     with pytest.raises(PeersLost):
@@ -125,6 +137,74 @@ def test_what_goes_wrong_in_the_background_does_not_end_what_comes_after_it(
     membership.in_background(done.set)
     assert done.wait(PATIENCE)
     assert "it does not close" in capfd.readouterr().err
+
+
+# -- planned changes -------------------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_that_never_comes_is_waited_for_once_and_not_at_every_step(
+    membership: Telling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, looks = 1000.0, 0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def meanwhile() -> None:
+        nonlocal now, looks
+        now, looks = now + 100.0, looks + 1
+
+    waited = []
+    membership._next_hold = 5
+    for step in (4, 5, 6, 7, 9):
+        if step == 9:
+            membership._next_hold = 9  # another plan
+        looks = 0
+        membership.hold(step, meanwhile)
+        waited.append(looks)
+    assert waited == [0, 2, 0, 0, 2]
+
+
+def test_a_plan_that_is_given_up_leaves_the_next_one_its_time(
+    membership: Telling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, looks = 1000.0, 0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def meanwhile() -> None:
+        nonlocal now, looks
+        now, looks = now + 100.0, looks + 1
+        membership._next_hold = 9
+
+    membership._next_hold = 5
+    membership.hold(5, meanwhile)
+    now += 1000.0
+    membership.hold(9, meanwhile)
+    assert looks == 1 + 2
+
+
+@pytest.mark.parametrize(("parked", "waited"), [(False, [2, 0]), (True, [2, 2])], ids=["training", "too few"])
+def test_newcomers_that_fall_behind_again_and_again_are_waited_for_once(
+    monkeypatch: pytest.MonkeyPatch, parked: bool, waited: list[int]
+) -> None:
+    now, looks = 1000.0, 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now, looks
+        now, looks = now + 100.0, looks + 1
+
+    monkeypatch.setattr(elastic, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    main = SimpleNamespace(
+        _membership=SimpleNamespace(wanted=formation(hold_at=5, joiners=(1,)), vote=3),
+        generation=SimpleNamespace(formation=formation(2, parked=parked)),
+        is_main=True,
+        _newcomers_follow=lambda: False,
+        _awaited=(0, 0.0),
+    )
+    found = []
+    for step in (5, 6):
+        looks = 0
+        Elastic._wait_for_newcomers(cast(Elastic, main), step)
+        found.append(looks)
+    assert found == waited
 
 
 # -- too few are left ------------------------------------------------------------------------------------------------

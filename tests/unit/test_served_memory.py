@@ -30,7 +30,7 @@ from concertina.runtime.read_frames import (
     reply,
 )
 from concertina.runtime.remote_memory import RemoteMemory
-from concertina.runtime.served_memory import LATE, GradientCopies, ServedMemory, Stretches
+from concertina.runtime.served_memory import LATE, SEND_SECONDS, GradientCopies, ServedMemory, Stretches
 from concertina.runtime.shown import Shown
 from concertina.runtime.state_map import describe, items, make_room
 from concertina.runtime.together import Together
@@ -156,6 +156,15 @@ def test_whoever_follows_too_slowly_begins_again_and_gives_up_in_the_end(wires: 
     assert catch_up.reaches(member.number)
     assert catch_up.finish(member.number) > 0
     assert_same(member, newcomer)
+    catch_up.close()
+
+
+def test_a_newcomer_whose_host_is_cut_off_is_not_served_for_ever(wires: list[WireThread]) -> None:
+    member = Remote(wires[0], torch.optim.AdamW)
+    catch_up, _ = follow(wires[1], member, torch.optim.AdamW)
+    (reader,) = member.served._readers
+    assert reader.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert reader.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * SEND_SECONDS
     catch_up.close()
 
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from concertina.runtime import segments
+from concertina.runtime import mirrors, segments
 from concertina.runtime.desk import Desk
 from concertina.runtime.fabric import Fabric, PeersLost, Post
+from concertina.runtime.mirrors import UNANSWERED_SECONDS, Owner
 from concertina.runtime.segments import Segment, Unreachable
-from concertina.runtime.wire import UNANSWERED_SECONDS, Owner, WireThread
+from concertina.runtime.wire import SILENT_SECONDS, WireThread
 from concertina.runtime.wire_frames import (
     HELLO_BYTES,
     LONGEST,
@@ -26,6 +27,7 @@ from concertina.runtime.wire_frames import (
     answer,
     pack,
 )
+from concertina.runtime.wire_readers import ReaderLink
 
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 
@@ -243,6 +245,54 @@ def test_the_kernel_gives_a_connection_up_that_the_other_host_does_not_answer_on
     assert link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     assert link.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * UNANSWERED_SECONDS
     assert mirror.size == source.size
+
+
+def test_and_so_does_the_owners_for_readers_whose_host_is_gone(wires: list[WireThread]) -> None:
+    source = make(wires[0], 4096)
+    mirror = read(wires[1], source.address)
+    ((reader, _),) = source.readers
+    assert isinstance(reader, ReaderLink)
+    assert reader.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert reader.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * SILENT_SECONDS
+    assert mirror.size == source.size
+
+
+def test_contents_that_do_not_come_in_time_may_come_later(
+    wires: list[WireThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirrors, "OPEN_SECONDS", 0.0)
+    plain, questions = ReaderLink._open, [True]  # the first has no answer
+    monkeypatch.setattr(ReaderLink, "_open", lambda self, n: None if questions and questions.pop() else plain(self, n))
+    source = make(wires[0], 4096)
+    with pytest.raises(Unreachable, match="in time"):
+        read(wires[1], source.address)
+    monkeypatch.undo()
+    assert read(wires[1], source.address).size == source.size
+
+
+def test_who_waits_for_contents_is_told_when_another_connection_takes_the_place_of_the_one_asked(
+    wires: list[WireThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, failed = threading.Event(), threading.Event()
+    monkeypatch.setattr(ReaderLink, "_open", lambda self, number: asked.set())  # a question without an answer
+    source = make(wires[0], 4096)
+    segments.connect(wires[1])
+
+    def ask() -> None:
+        with contextlib.suppress(Unreachable):
+            Segment.open(source.address)
+        failed.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    assert asked.wait(10)
+    (owner,) = wires[1]._owners.values()
+    with owner._changed:  # so that whoever waits sees nothing of what happens in between
+        broken = owner._link
+        assert broken is not None
+        owner.lost_connection(broken)
+        owner.connect()
+    broken.close()
+    assert failed.wait(10)
 
 
 # -- strangers -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ the model.
 What cannot be replayed exactly shows in the comparison and is copied once more at the switch.
 """
 
-import copy
+import contextlib
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
@@ -29,9 +29,10 @@ from concertina.runtime.pieces import Piece, cut, flat
 from concertina.runtime.prepared import Prepared
 from concertina.runtime.remote_memory import RemoteMemory
 from concertina.runtime.state_map import all_params, make_room
+from concertina.runtime.torch_internals import step_without_hooks
 
 WORK_SECONDS = 0.004  # of copying between two looks at the members' clock
-REHEARSED = 1024  # elements
+REHEARSED = (32, 32)  # some optimizers take nothing but matrices
 BATCH_BYTES = 1 << 22  # of gradients that are asked for in one go, while those before are used
 # Steps of these never write to the gradients, which may be the members' own.
 LEAVES_GRADIENTS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
@@ -231,9 +232,9 @@ class CatchUp:
         grads = {i: self._gradient(i, addresses[i], note["shared"], in_place) for i in {p.param for p in live}}
         if self._desk.overwritten > step:
             return False
-        self._step(k, note["groups"], live, grads)
+        stepped = self._step(k, note["groups"], live, grads)
         finish_work(grads.values())
-        return self._desk.overwritten <= step
+        return stepped and self._desk.overwritten <= step
 
     def _gradient(self, i: int, address: int, shared: list[Any], in_place: bool) -> Tensor:
         param = self._params[i].detach()
@@ -277,11 +278,12 @@ class CatchUp:
         if not memory.take_gradients(where):
             return False
         grads = {piece.param: grad for piece, grad in self._with_rooms(batch)}
-        self._step(note["optimizer"], note["groups"], batch, grads)
+        stepped = self._step(note["optimizer"], note["groups"], batch, grads)
         finish_work(grads.values())
-        return True
+        return stepped
 
-    def _step(self, k: int, groups: list[dict[str, Any]], pieces: list[Piece], grads: dict[int, Tensor]) -> None:
+    def _step(self, k: int, groups: list[dict[str, Any]], pieces: list[Piece], grads: dict[int, Tensor]) -> bool:
+        """False if an optimizer, which may be the script's own, cannot step anything but its own parameters."""
         replica = self._replicas[k]
         for group, values in zip(replica.param_groups, groups, strict=True):
             group.update(values)
@@ -292,10 +294,16 @@ class CatchUp:
                 leaf.grad = grad
             else:
                 leaf.grad = flat(grad)[piece.lo : piece.hi]
-        type(replica).step(replica)
-        for piece in pieces:
-            assert piece.leaf is not None
-            piece.leaf.grad = None
+        try:
+            step_without_hooks(replica)
+        except Exception as error:
+            self._leave_to_switch(f"its updates cannot be made elsewhere ({type(error).__name__}: {error})")
+            return False
+        finally:
+            for piece in pieces:
+                assert piece.leaf is not None
+                piece.leaf.grad = None
+        return True
 
     # -- the switch --------------------------------------------------------------------------------------------------
 
@@ -325,16 +333,18 @@ def rehearse_update(optimizer: Optimizer) -> None:
         return
     twin = _replica(optimizer)
     for group, own in zip(twin.param_groups, optimizer.param_groups, strict=True):
-        for like in {(p.device, p.dtype): p for p in own["params"]}.values():
+        for like in {(p.device, p.dtype): p for p in own["params"] if p.requires_grad}.values():
             leaf = like.detach().new_zeros(REHEARSED)
             leaf.grad = torch.zeros_like(leaf)
             group["params"].append(leaf)
-    type(twin).step(twin)
+    with contextlib.suppress(Exception):  # one that asks for more than that is as slow the first time as it would be
+        step_without_hooks(twin)
 
 
 def _replica(optimizer: Optimizer) -> Optimizer:
     """An optimizer of the same kind that steps slices of the parameters, without the user's hooks."""
-    twin = copy.copy(optimizer)
+    twin = object.__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)  # copy.copy takes no attributes that the class has added
     for name in ("step", "zero_grad"):
         twin.__dict__.pop(name, None)  # what is replaced on the instance belongs to the original
     twin.param_groups = [{**group, "params": []} for group in optimizer.param_groups]

@@ -57,6 +57,7 @@ class Elastic:
         self._previous: Generation | None = None  # kept until the first step of the present one counts
         self._handed: Segment | None = None
         self._looked = 0  # at newcomers, in steps since the last change
+        self._awaited = (0, 0.0)  # the generation whose newcomers are, or were last, waited for, and until when
         self._packed: dict[int, bytes] = {}
         self._late_draws = False  # the script draws random numbers after backward()
         self._looks_again = True  # at the end of this round
@@ -141,13 +142,14 @@ class Elastic:
         return vote if self._newcomers_follow() else 0
 
     def _wait_for_newcomers(self, step: int) -> None:
-        """At the step of a planned change, and only there: it takes place after this step."""
+        """From the step of a planned change on, for so long in all: it takes place after this step."""
         wanted = self._membership.wanted
         if wanted is None or not wanted.hold_at or step < wanted.hold_at or not self.is_main or not wanted.joiners:
             return
-        until = time.monotonic() + HOLD_SECONDS
+        if self._awaited[0] != wanted.generation or self.generation.formation.parked:  # too few: they do not train on
+            self._awaited = wanted.generation, time.monotonic() + HOLD_SECONDS
         while self._membership.vote == wanted.generation and not self._newcomers_follow():
-            if time.monotonic() > until:
+            if time.monotonic() > self._awaited[1]:
                 return
             time.sleep(2e-4)
 

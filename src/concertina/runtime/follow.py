@@ -228,13 +228,15 @@ class Follower:
         for v in self._engine.order:
             until = time.monotonic() + LIMIT_SECONDS
             while True:
+                # Before the desks: what was written before a worker ended counts. Leavers are not of the generation.
+                lost = {*generation.fabric.lost, *(self._membership.lost & self._seen.desks.keys())}
                 found = [
                     record for desk in self._seen.desks.values() if (record := desk.context(v, point)) and record[1]
                 ]
                 if found:
                     break
-                if generation.fabric.lost or time.monotonic() > until:
-                    raise PeersLost(generation.fabric.lost)
+                if lost or time.monotonic() > until:
+                    raise PeersLost(sorted(lost))
                 time.sleep(2e-5)
             self._engine.contexts.unpack(v, found[0][0], feeds)
         self._engine.contexts.resident = None

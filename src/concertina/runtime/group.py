@@ -30,6 +30,8 @@ THREADS = 2  # of gloo, per group
 UNANSWERED_SECONDS = 20.0  # a connection to another host that the host answers nothing on for so long is broken
 NEWS_SECONDS = 20.0  # after a connection broke, how long to wait for the master to say who is gone
 
+Connection = tuple[int, str]  # descriptor, and what it was; another connection may have the same number later
+
 _building = threading.Lock()  # so that new connections are surely those of the group being built
 
 
@@ -49,8 +51,8 @@ class Group:
         self.rank = fabric.rank
         self.size = fabric.size
         self._fabric = fabric
-        self._connections: set[int] = set()
-        self._before: set[int] | None = None  # connections that are none of ours, while ours are being made
+        self._connections: set[Connection] = set()
+        self._before: set[Connection] | None = None  # connections that are none of ours, while ours are being made
         self._broken: RuntimeError | None = None
         fabric.on_loss.append(self.cut)
         with _building, self.watched():
@@ -121,10 +123,12 @@ class Group:
         self.pg = None
 
 
-def _each(connections: set[int], act: Callable[[socket.socket], None]) -> None:
-    for fd in connections:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
-            act(connection)
+def _each(connections: set[Connection], act: Callable[[socket.socket], None]) -> None:
+    for fd, what in connections:
+        with contextlib.suppress(OSError):
+            if _what(fd) == what:
+                with socket.socket(fileno=os.dup(fd)) as connection:
+                    act(connection)
 
 
 def _end(connection: socket.socket) -> None:
@@ -132,10 +136,16 @@ def _end(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _connections() -> set[int]:
+def _connections() -> set[Connection]:
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                found.add(int(name))
+            what = _what(int(name))
+            if what.startswith("socket:"):
+                found.add((int(name), what))
     return found
+
+
+def _what(fd: int) -> str:
+    """For a connection, a number that no other one has."""
+    return os.readlink(f"/proc/self/fd/{fd}")

@@ -1,6 +1,7 @@
 """Connections that do not wait for ever for a host that is cut off: a cut link is silent, and TCP is patient.
 
-The kernels ask each other, so that a process that is slow, or stopped for a while, breaks no connection.
+The kernels ask each other, so that a process that is slow, or stopped for a while, breaks no connection, unless it
+leaves so much unread that its kernel takes no more: that, too, ends after this time.
 """
 
 import socket

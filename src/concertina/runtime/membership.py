@@ -28,6 +28,7 @@ from concertina.runtime.turn_clock import TurnClock
 from concertina.runtime.wire import WireThread
 
 LEAVE_SECONDS = 60.0  # a leaver stays this long for those who may still read from it
+HOLD_SECONDS = LIMIT_SECONDS / 10  # that a planned change may keep everybody waiting until it is armed
 AGAIN_SECONDS = 0.2  # between two tries to reach a member of a generation that is being built
 
 T = TypeVar("T")
@@ -85,6 +86,10 @@ class Membership:
         self._asked_to_save = False
         self.dismissed = False
         self._next_hold = env.hold_at
+        self._held: tuple[float, float] = (
+            0,
+            0.0,
+        )  # the plan that is, or was last, waited for: its step, and until when
         self.step = 0  # for signs of life
         self._clock = TurnClock()
         self._held_at: tuple[int, ...] = ()  # the place in the data of the newest meeting
@@ -280,8 +285,10 @@ class Membership:
             try:
                 return there()
             except Unreachable:
-                if self._is_off(formation, member) or time.monotonic() > until:
+                if self._is_off(formation, member):
                     raise PeersLost([member]) from None
+                if time.monotonic() > until:
+                    raise PeersLost([]) from None  # nobody is gone: the master has to be told of this
             except OSError:
                 raise PeersLost([member]) from None
             with self._changed:
@@ -424,21 +431,27 @@ class Membership:
         return wanted.generation
 
     @property
+    def lost(self) -> frozenset[int]:
+        """Workers that the master has said to be gone."""
+        return frozenset(self._lost)
+
+    @property
     def wanted(self) -> Formation | None:
         return self._wanted
 
     def hold(self, step: int, meanwhile: Callable[[], None]) -> None:
         """Waits at the step that a planned change is due at, until it can take place or is given up.
 
-        Parked workers wait at any step, as long as there is a master. Meetings between steps are not waited at: changes
-        take place after steps only.
+        That wait has one limit, whatever step it is at by then; after it, the change takes place when it can. Parked
+        workers wait at any step, as long as there is a master. Meetings between steps are not waited at: changes take
+        place after steps only.
         """
         self._held_at = self._desk.place
         if self._current is not None:
             self._clock.turns_done(self._current.fabric.waited)
         if step <= self.step or step < self._hold_at():
             return
-        until = time.monotonic() + LIMIT_SECONDS / 10
+        until = self._hold_until(self._hold_at())
         with self._changed:
             while not self.vote and (self._parked or time.monotonic() < until):
                 wanted = self._wanted
@@ -451,6 +464,12 @@ class Membership:
                     return
                 meanwhile()
                 self._changed.wait(0.05)
+
+    def _hold_until(self, at: float) -> float:
+        """One moment for the plan of that step: otherwise a newcomer that never comes would be waited for at each."""
+        if self._held[0] != at:
+            self._held = at, time.monotonic() + HOLD_SECONDS
+        return self._held[1]
 
     def _need_master(self) -> None:
         silent = 0.0 if self.link is None else self.link.silence_s

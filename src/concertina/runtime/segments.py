@@ -4,8 +4,8 @@ A segment has no name in any file system (memfd): others find it through its mak
 mapped it, it lives as long as any of them, whatever becomes of the maker. So nothing can be left behind, and what a
 killed worker wrote stays readable for the others.
 
-Workers on another host hold a *mirror* (`wire.py`): the same layout, into which the maker's changes are written in the
-order in which they were made. For that, whoever changes a segment says what it has changed (`push`); on one machine
+Workers on another host hold a *mirror* (`mirrors.py`): the same layout, into which the maker's changes are written in
+the order in which they were made. For that, whoever changes a segment says what it has changed (`push`); on one machine
 that says nothing to nobody.
 """
 

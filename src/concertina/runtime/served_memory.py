@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from concertina.runtime.desk import Desk
+from concertina.runtime.keepalive import mind_silence
 from concertina.runtime.read_frames import (
     DIGEST_BYTES,
     NOT_THERE,
@@ -43,7 +44,6 @@ SEND_SECONDS = 20.0  # for a reader to take something
 WAIT_SECONDS = 5.0  # for an optimizer to be done, or a copy to be made
 CLOCK_SECONDS = 0.0005
 TELL_BYTES = 1 << 22  # of gradients that are copied before whoever waits for them is told
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # a cut link is silent
 
 
 class Stretches:
@@ -221,9 +221,7 @@ class ServedMemory:
 
     def admit(self, sock: socket.socket) -> None:
         """A reader that has proved who it is."""
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEPALIVE:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        mind_silence(sock, SEND_SECONDS)
         with self._lock:
             self._readers.add(sock)
         self._copies.begin()

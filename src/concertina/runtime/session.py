@@ -1,6 +1,7 @@
 """A training script's view of its job."""
 
 import contextlib
+import operator
 import os
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -331,6 +332,12 @@ class Session:
 
     def request_workers(self, workers: int) -> None:
         """Asks for another number of workers; training goes on, and they come when they are ready, or not at all."""
+        try:
+            workers = operator.index(workers)
+        except TypeError:
+            raise UsageError(
+                f"request_workers({workers!r}): workers are counted in whole numbers (divide with //, or use round())"
+            ) from None
         if not 1 <= workers <= self.size:
             raise UsageError(
                 f"request_workers({workers}): a job of {self.size} virtual workers takes 1 to {self.size} workers"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
+from torch.optim import Optimizer
 from torch.utils.data._utils import worker as _data_worker
 
 FIRST_BUCKET_BYTES: int = c10d._DEFAULT_FIRST_BUCKET_BYTES  # DDP closes its first bucket at this size
@@ -50,6 +51,15 @@ def gloo_group(store: Any, rank: int, size: int, timeout: timedelta, threads: in
 def call_after_backward(function: Callable[[], None]) -> None:
     """Runs `function` when the backward pass in progress has ended, before backward() returns."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def step_without_hooks(optimizer: Optimizer) -> None:
+    """One update as its class makes it. torch runs hooks for all optimizers around it, which are the user's: they must
+    not see updates that are none of his, and may write to gradients that are not ours."""
+    step: Any = type(optimizer).step
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__
+    step(optimizer)
 
 
 def numpy_seed_of_data_worker(base_seed: int, worker: int) -> Any:

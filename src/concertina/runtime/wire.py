@@ -1,395 +1,33 @@
 """The thread that keeps mirrors of other hosts' memory up to date, and sends our changes to who mirrors ours.
 
 One per worker, and only in a job that spans hosts. A worker listens at its host's address; whoever wants to read its
-memory connects there (`wire_frames.py`). Changes are sent by the thread that makes them, as far as the connection takes
-them at once; the rest, and everything that arrives, is this thread's. So nobody ever waits for a slow or dead reader.
-
-A connection that breaks is made again and brings the contents anew, until the owner is *sealed*: known to be lost. From
-then on its mirrors stay as they are.
+memory connects there (`wire_readers.py`), and for what we read of others we connect to them (`mirrors.py`). Everything
+that arrives is this thread's, and what a connection does not take at once (`wire_link.py`). So nobody ever waits for a
+slow or dead reader. Nothing here looks into what is said.
 """
 
 import contextlib
 import os
-import secrets
 import selectors
 import socket
 import threading
 import time
 import traceback
 import weakref
-from abc import ABC, abstractmethod
-from collections import deque
 
 from concertina.runtime.keepalive import mind_silence
+from concertina.runtime.mirrors import Owner, try_to_connect
 from concertina.runtime.reach import Reach
-from concertina.runtime.segments import Segment, Served, Unreachable
-from concertina.runtime.wire_frames import (
-    ANSWER_BYTES,
-    HELLO_BYTES,
-    LARGEST,
-    LONGEST,
-    NONCE_BYTES,
-    WELCOME_BYTES,
-    Frame,
-    Kind,
-    Parser,
-    WireError,
-    answer,
-    check_answer,
-    check_welcome,
-    hello,
-    pack,
-    welcome,
-)
+from concertina.runtime.segments import Segment, Served
+from concertina.runtime.wire_frames import WireError
+from concertina.runtime.wire_link import Link
+from concertina.runtime.wire_readers import ReaderLink
 
-CONNECT_SECONDS = 5.0
-UNANSWERED_SECONDS = 4.0  # a connection that the other host answers nothing on for so long is made anew
-OPEN_SECONDS = 600.0  # that the contents of a segment may take; a state of many gigabytes over a slow network
-AGAIN_SECONDS = 0.5  # between two tries to reach an owner whose connection broke
 GREET_SECONDS = 10.0  # for a stranger to prove that it is none
+SILENT_SECONDS = 20.0  # a reader whose host has taken nothing for so long is let go, with all that waits for it
 CLOSE_SECONDS = 2.0
 RECEIVE_BYTES = 1 << 20
-MOST_WAITING = 1 << 33  # bytes that wait for one reader before it is given up
 MOST_CONNECTIONS = 1024
-COPIED_BYTES = 1 << 26  # contents of a segment up to which they are copied before they are sent
-
-
-class Mirror(Segment):
-    """A copy of another host's segment."""
-
-    def __init__(self, owner: "Owner", number: int, place: str, size: int) -> None:
-        fd = os.memfd_create("concertina-mirror", os.MFD_CLOEXEC)
-        os.ftruncate(fd, size)
-        super().__init__(fd, size, f"0/fd/0@{place}")
-        self.hide()  # what it was made with; the memory stays
-        self.owner = owner
-        self.number = number
-
-    def seal(self) -> None:
-        self.owner.seal()
-
-    def apply(self, at: int, data: bytes) -> None:
-        if at + len(data) > self.size:
-            raise WireError(f"{len(data)} bytes for offset {at} of a segment of {self.size}")
-        self.memory[at : at + len(data)] = data
-
-
-class Link(ABC):
-    """One connection: bytes that wait to be sent, and what to do with those that come."""
-
-    def __init__(self, wire: "WireThread", sock: socket.socket) -> None:
-        self.wire = wire
-        self.sock = sock
-        self.parser = Parser()
-        self.closed = False
-        self._lock = threading.RLock()
-        self._waiting: deque[memoryview] = deque()
-        self._bytes_waiting = 0
-
-    def send(self, *parts: bytes | memoryview) -> None:
-        """From any thread; returns at once."""
-        with self._lock:
-            if self.closed:
-                return
-            idle = not self._waiting
-            for part in parts:
-                self._waiting.append(memoryview(part))
-                self._bytes_waiting += len(part)
-            if self._bytes_waiting > MOST_WAITING:
-                self.close()
-                return
-            if idle:
-                self.flush()
-            if self._waiting:
-                self.wire.wake()
-
-    def flush(self) -> None:
-        """As much as the connection takes."""
-        with self._lock:
-            while self._waiting and not self.closed:
-                first = self._waiting[0]
-                try:
-                    sent = self.sock.send(first)
-                except (BlockingIOError, InterruptedError):
-                    return
-                except OSError:
-                    self.close()
-                    return
-                self._bytes_waiting -= sent
-                if sent == len(first):
-                    self._waiting.popleft()
-                else:
-                    self._waiting[0] = first[sent:]
-
-    @property
-    def has_waiting(self) -> bool:
-        return bool(self._waiting) and not self.closed
-
-    def close(self) -> None:
-        """The thread notices and takes it off its list."""
-        with self._lock:
-            self.closed = True
-            self._waiting.clear()
-            self._bytes_waiting = 0
-        self.wire.wake()
-
-    @abstractmethod
-    def on_data(self, data: bytes) -> None:
-        """What has arrived."""
-
-    def on_end(self) -> None:  # noqa: B027  # whoever is not interested says nothing
-        """The connection is no more."""
-
-
-class ReaderLink(Link):
-    """Somebody who mirrors memory of ours."""
-
-    def __init__(self, wire: "WireThread", sock: socket.socket) -> None:
-        super().__init__(wire, sock)
-        self.began = time.monotonic()
-        self.number: int | None = None  # until it has proved who it is
-        self._greeting = hello(secrets.token_bytes(NONCE_BYTES))
-        self._said = bytearray()
-        self._segments: dict[int, Segment] = {}
-        self.send(self._greeting)
-
-    def on_data(self, data: bytes) -> None:
-        if self.number is None:
-            self._said += data
-            if len(self._said) < ANSWER_BYTES:
-                return
-            said, data = bytes(self._said[:ANSWER_BYTES]), bytes(self._said[ANSWER_BYTES:])
-            number = check_answer(self.wire.key, self._greeting, said)
-            if number in self.wire.sealed:
-                raise WireError(f"worker {number} has been given up and does not take part any more")
-            self.number = number
-            self.send(welcome(self.wire.key, self._greeting, said, self.wire.number))
-        for frame in self.parser.feed(data):
-            if frame.kind is Kind.FOLLOW:
-                self._hand_on(frame.segment)
-                return
-            if frame.kind is not Kind.OPEN:
-                raise WireError(f"a reader sent {frame.kind.name}")
-            self._open(frame.segment)
-
-    def _hand_on(self, number: int) -> None:
-        """This connection is for who serves memory, in a thread of its own."""
-        served = self.wire.served(number)
-        if served is None:
-            self.send(pack(Kind.GONE, number))
-            return
-        served.admit(self.sock.dup())
-        self.close()
-
-    def _open(self, number: int) -> None:
-        segment = self.wire.offered(number)
-        if segment is None:
-            self.send(pack(Kind.GONE, number))
-            return
-        with self._lock:  # changes that are made from here on come after the contents
-            self._segments[number] = segment
-            if (self, number) not in segment.readers:
-                segment.readers = (*segment.readers, (self, number))
-            self.send(pack(Kind.SIZE, number, segment.size))
-            # Read from front to back and sent from back to front: what says that something is there comes last.
-            for at, data in reversed(_contents(segment)):
-                self.send(pack(Kind.BYTES, number, at, size=len(data)), data)
-            self.send(pack(Kind.WHOLE, number))
-
-    def changed(self, number: int, segment: Segment, at: int, size: int) -> None:
-        with self._lock:
-            for begin in range(at, at + size, LONGEST):
-                data = segment.memory[begin : min(begin + LONGEST, at + size)]
-                self.send(pack(Kind.BYTES, number, begin, data))
-
-    def on_end(self) -> None:
-        for segment in self._segments.values():
-            segment.readers = tuple(pair for pair in segment.readers if pair[0] is not self)
-        self._segments.clear()
-
-
-def _contents(segment: Segment) -> list[tuple[int, bytes | memoryview]]:
-    """What was ever written, in pieces; a large state is not copied, since nobody changes it any more."""
-    used = list(segment.used())
-    large = sum(size for _, size in used) > COPIED_BYTES
-    source = memoryview(segment.memory) if large else segment.memory
-    return [
-        (at, source[at : min(at + LONGEST, begin + size)])
-        for begin, size in used
-        for at in range(begin, begin + size, LONGEST)
-    ]
-
-
-class OwnerLink(Link):
-    """Our connection to an owner of memory that we mirror; it has proved who it is."""
-
-    def __init__(self, wire: "WireThread", sock: socket.socket, owner: "Owner") -> None:
-        super().__init__(wire, sock)
-        self.owner = owner
-
-    def on_data(self, data: bytes) -> None:
-        for frame in self.parser.feed(data):
-            self.owner.take(frame)
-
-    def on_end(self) -> None:
-        self.owner.lost_connection(self)
-
-
-class Owner:
-    """A worker of another host, and our mirrors of its memory."""
-
-    def __init__(self, wire: "WireThread", host: str, port: int, number: int) -> None:
-        self._wire = wire
-        self.host, self.port, self.number = host, port, number
-        self._connecting = threading.Lock()
-        self._changed = threading.Condition(threading.RLock())
-        self._mirrors: weakref.WeakValueDictionary[int, Mirror] = weakref.WeakValueDictionary()
-        self._asked: dict[int, int] = {}  # segment -> how many threads wait for it
-        self._kept: dict[int, Mirror] = {}  # for those threads
-        self._whole: set[int] = set()
-        self._gone: set[int] = set()
-        self._anew: dict[int, list[tuple[int, bytes]]] = {}  # contents that come once more after a break, until whole
-        self._link: OwnerLink | None = None
-        self.sealed = False
-        self.tries = False  # somebody is connecting
-        self.try_at = 0.0
-
-    def mirror(self, number: int) -> Mirror:
-        """Waits until its contents are here."""
-        with self._changed:
-            known = self._mirrors.get(number)
-            if known is not None and number in self._whole:
-                return known
-            self._whole.discard(number)
-            self._gone.discard(number)
-            self._asked[number] = self._asked.get(number, 0) + 1
-        try:
-            self.connect()
-            return self._wait_for(number)
-        finally:
-            with self._changed:
-                self._asked[number] -= 1
-                if not self._asked[number]:
-                    del self._asked[number]
-                    self._kept.pop(number, None)
-
-    def _wait_for(self, number: int) -> Mirror:
-        with self._changed:
-            if self._link is not None:
-                self._link.send(pack(Kind.OPEN, number))
-            until = time.monotonic() + OPEN_SECONDS
-            while number not in self._whole:
-                if self.sealed or number in self._gone or time.monotonic() > until:
-                    raise ConnectionError(f"worker {self.number} at {self.host} is gone, or has let go of its memory")
-                if self._link is None:
-                    raise Unreachable(f"the connection to worker {self.number} at {self.host} broke")
-                self._changed.wait(0.5)
-            return self._kept.get(number) or self._mirrors[number]
-
-    def connect(self) -> None:
-        """Proves who we are, makes sure who that is, and asks for all that we mirror."""
-        with self._connecting:
-            if self.sealed:
-                raise ConnectionError(f"worker {self.number} has been given up")
-            if self._link is not None and not self._link.closed:
-                return
-            sock = self.greet()
-            link = OwnerLink(self._wire, sock, self)
-            with self._changed:
-                self._link = link
-                self._anew = {number: [] for number in self._whole if number in self._mirrors}
-                for number in self._anew:
-                    link.send(pack(Kind.OPEN, number))
-            self._wire.add(link)
-
-    def greet(self) -> socket.socket:
-        wire = self._wire
-        sock = self._call()
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            mind_silence(sock, UNANSWERED_SECONDS)
-            greeting = _exactly(sock, HELLO_BYTES)
-            said = answer(wire.key, greeting, secrets.token_bytes(NONCE_BYTES), wire.number)
-            sock.sendall(said)
-            check_welcome(wire.key, greeting, said, _exactly(sock, WELCOME_BYTES), self.number)
-            sock.setblocking(False)
-        except WireError as error:
-            sock.close()
-            raise ConnectionError(str(error)) from None
-        except OSError as error:
-            sock.close()
-            raise Unreachable(f"worker {self.number} at {self.host} does not answer ({error})") from None
-        return sock
-
-    def _call(self) -> socket.socket:
-        wire = self._wire
-        try:
-            sock = socket.create_connection((self.host, self.port), CONNECT_SECONDS, (wire.host, 0))
-        except OSError as error:
-            wire.reach.failed(self.number)
-            raise Unreachable(f"worker {self.number} at {self.host} cannot be reached ({error})") from None
-        wire.reach.answered(self.number)
-        return sock
-
-    def take(self, frame: Frame) -> None:
-        """In the wire's thread."""
-        number = frame.segment
-        with self._changed:
-            if self.sealed:
-                return
-            if frame.kind is Kind.SIZE:
-                self._make(number, frame.at)
-            elif frame.kind is Kind.BYTES:
-                self._take_bytes(number, frame.at, frame.data)
-            elif frame.kind is Kind.WHOLE:
-                for at, data in self._anew.pop(number, ()):
-                    self._take_bytes(number, at, data)
-                self._whole.add(number)
-                self._changed.notify_all()
-            elif frame.kind is Kind.GONE:
-                self._gone.add(number)
-                self._changed.notify_all()
-            else:
-                raise WireError(f"an owner sent {frame.kind.name}")
-
-    def _take_bytes(self, number: int, at: int, data: bytes) -> None:
-        if number in self._anew:  # older than what is here, until all of it has come
-            self._anew[number].append((at, data))
-            return
-        mirror = self._mirrors.get(number)
-        if mirror is not None:
-            mirror.apply(at, data)
-
-    def _make(self, number: int, size: int) -> None:
-        known = self._mirrors.get(number)
-        if not 0 < size <= LARGEST or (known is not None and known.size != size):
-            raise WireError(f"segment {number} has {size} bytes, which cannot be")
-        if known is None and number in self._asked:
-            place = f"{self.host}:{self.port}/{self.number}/{number}"
-            self._kept[number] = self._mirrors[number] = Mirror(self, number, place, size)
-
-    def seal(self) -> None:
-        """Its mirrors change no more."""
-        with self._changed:
-            self.sealed = True
-            link, self._link = self._link, None
-            self._changed.notify_all()
-        if link is not None:
-            link.close()
-
-    def lost_connection(self, link: OwnerLink) -> None:
-        with self._changed:
-            if self._link is link:
-                self._link = None
-                self._wire.reach.failed(self.number)
-            self._anew = {}
-            self.try_at = time.monotonic() + AGAIN_SECONDS
-            self._changed.notify_all()
-
-    @property
-    def wants_connection(self) -> bool:
-        idle = not self.sealed and self._link is None and not self.tries
-        return idle and len(self._mirrors) > 0 and time.monotonic() >= self.try_at
 
 
 class WireThread:
@@ -560,6 +198,7 @@ class WireThread:
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        mind_silence(sock, SILENT_SECONDS)
         self.add(ReaderLink(self, sock))
 
     def _read(self, link: Link) -> None:
@@ -585,24 +224,4 @@ class WireThread:
             waiting = [owner for owner in self._owners.values() if owner.wants_connection]
         for owner in waiting:
             owner.tries = True
-            threading.Thread(target=_try_to_connect, args=(owner,), name="concertina-reach", daemon=True).start()
-
-
-def _try_to_connect(owner: Owner) -> None:
-    """In a thread of its own: a host that is cut off does not even refuse."""
-    try:
-        owner.connect()
-    except OSError:
-        owner.try_at = time.monotonic() + AGAIN_SECONDS
-    finally:
-        owner.tries = False
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        more = sock.recv(size - len(data))
-        if not more:
-            raise ConnectionError("the connection was closed before it began")
-        data += more
-    return data
+            threading.Thread(target=try_to_connect, args=(owner,), name="concertina-reach", daemon=True).start()
