@@ -1,12 +1,13 @@
 """Who is slow, who stands still and who is silent: from signs of life to findings."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from concertina.master.machine_types import Pending, Phase, SlowFound, State, StuckFound, UnevenFound, Worker
-from concertina.master.speed_watch import LASTING, PATIENCE, Finding, Sign, SpeedWatch
+from concertina.master.speed_watch import LASTING, PATIENCE, PREPARE_SECONDS, Finding, Sign, SpeedWatch
 
 ARRIVE_S = 900.0
 
@@ -110,6 +111,24 @@ def test_a_worker_that_has_not_arrived_may_take_its_time(watch: SpeedWatch) -> N
     assert watch.findings(state, 0.0) == []
     assert watch.findings(state, ARRIVE_S - 1) == []
     assert len(watch.findings(state, ARRIVE_S + 1)) == 1
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_newcomer_that_never_reaches_its_loop_is_given_up(watch: SpeedWatch, ready: bool) -> None:
+    newcomer = Worker(desk="desk", post="post", ready=ready)
+    pending = Pending(generation=2, members=(0, 1, 2), shares=((0,), (1,), (2,)), joiners=(2,), leavers=(), reason="")
+    state = job((1, 2), pending=pending)
+    state = replace(state, workers={**state.workers, 2: newcomer})
+
+    def at(now: float) -> list[Finding]:
+        for n in state.workers:
+            watch.heard(n, now, Sign(generation=1, met=int(now)) if n < 2 else Sign())
+        return watch.findings(state, now)
+
+    assert at(0.0) == at(PREPARE_SECONDS) == []
+    found = at(PREPARE_SECONDS + 5.0)
+    wanted = StuckFound(2, "worker 2 had not reached its training loop 1805 s after its start")
+    assert found == ([] if ready else [wanted])
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ GAIN = 1.3  # how much longer than possible a step must take; below, dealing ane
 SAVED_S = 0.02  # seconds per step that it must save at least
 STALL_STEPS = 20  # usual steps that others must have waited for one worker, besides the seconds
 FRESH_SECONDS = 2.0  # what a worker said of others longer ago is no longer relied on
+PREPARE_SECONDS = 1800.0  # that a newcomer may take from its start to its loop: until then no other change can be made
 LEAST_CUT_SECONDS = 4.0  # that a link must have been down, however little silence is borne
 
 Finding = UnevenFound | SlowFound | StuckFound
@@ -97,6 +98,9 @@ class SpeedWatch:
             silent = now - seen.heard_at
             if silent > (self.silence_s if worker.desk else self.arrive_s):
                 found.append(StuckFound(n, f"worker {n} gave no sign of life for {silent:.1f} s"))
+            elif n in _awaited(state) and now - seen.moved_at > PREPARE_SECONDS:
+                took = f"{now - seen.moved_at:.0f} s after its start"
+                found.append(StuckFound(n, f"worker {n} had not reached its training loop {took}"))
         return found + self._stalled(state, now)
 
     def _stalled(self, state: State, now: float) -> list[StuckFound]:
@@ -170,3 +174,8 @@ def _worth_it(takes: float, could_take: float) -> bool:
 def _how_uneven(times: Mapping[int, float]) -> str:
     slowest, fastest = max(times, key=lambda n: times[n]), min(times, key=lambda n: times[n])
     return f"worker {slowest} takes {times[slowest] / times[fastest]:.1f} times as long as worker {fastest}"
+
+
+def _awaited(state: State) -> tuple[int, ...]:
+    """Newcomers that a change cannot go on without."""
+    return () if state.pending is None else tuple(n for n in state.pending.joiners if not state.workers[n].ready)
