@@ -104,7 +104,6 @@ def measure_ours(
 
     No further three changes begin after `within` seconds.
     """
-    until = time.monotonic() + within
     watch, marks = Watch(), folder / "marks"
     args = [str(marks), "--megabytes", str(megabytes), "--pause", str(pause), "--device", device]
     settings = RunSettings(script=JOB, args=args, virtual=VIRTUAL, workers=2, run_dir=folder / "run")
@@ -112,6 +111,7 @@ def measure_ours(
     with ExitStack() as stack:
         job = stack.enter_context(Run(settings, watch, *_hosts(hosts, rate, folder, stack, lambda: job.seats)))
         turn_until(job, lambda: watch.step >= QUIET_STEPS, "first steps", watch)
+        until = time.monotonic() + within
         for number in range(3 * changes):
             if number % 3 == 0 and time.monotonic() > until:
                 break
