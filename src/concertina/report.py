@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,7 +75,9 @@ class SampleBook:
     Several workers may report the same rounds; a batch that was trained on in two different rounds is what must not be.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, resumed: bool = False) -> None:
+        self._resumed = resumed  # what was trained before the checkpoint is known from the checkpoint alone
+        self._earlier = 0  # rounds that it held
         self._told: dict[Place, dict[int, list[Mapping[str, Any]]]] = {}  # pass -> lag -> reports
         self._began = -1  # the generation that last began from a checkpoint, or from nothing
 
@@ -91,6 +93,8 @@ class SampleBook:
         """
         if generation <= self._began:
             return False
+        if self._resumed and self._began < 0:
+            self._earlier = rounds
         self._began = generation
         for place, by_lag in list(self._told.items()):
             kept = {lag: _until(events, rounds - lag) for lag, events in by_lag.items()}
@@ -100,20 +104,33 @@ class SampleBook:
         return True
 
     def begin_again(self) -> None:
-        """The job is started anew, with generations that count from the beginning."""
+        """The job is started anew, with generations that count from the beginning; what came before has been told."""
         self._began = -1
+        self._resumed = False
 
     def rows(self) -> list[dict[str, int]]:
-        """Per epoch and loader: samples expected, seen, duplicated and missed."""
+        """Per epoch and loader: samples expected, seen, duplicated and missed.
+
+        Where a job goes on from a checkpoint, also `earlier`: how many of those seen were trained on before it.
+        """
         ledger = SampleLedger()
+        earlier: Counter[tuple[int, int]] = Counter()
         for (epoch, loader, turn), by_lag in sorted(self._told.items()):
             newest = max((event for events in by_lag.values() for event in events), key=_reach)
             for v in range(newest["virtual"]):
                 ledger.expect(epoch, v, newest["expected"], loader=loader, turn=turn)
+                held = _position(max(0, self._earlier - min(by_lag)), newest)
+                if held:
+                    ledger.record(epoch, 0, v, 0, held, loader=loader, turn=turn)
+                    earlier[epoch, loader] += held
                 for lag, events in sorted(by_lag.items()):
                     for lo, hi in _joined([_span(event) for event in events]):
                         ledger.record(epoch, lag, v, lo, min(hi, newest["expected"]), loader=loader, turn=turn)
-        return ledger.rows()
+        rows = ledger.rows()
+        for row in rows:
+            if held := earlier[row["epoch"], row["loader"]]:
+                row["earlier"] = held
+        return rows
 
 
 def _until(events: list[Mapping[str, Any]], batch: int) -> list[Mapping[str, Any]]:
