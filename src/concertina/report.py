@@ -24,6 +24,16 @@ class Generation:
     stop_s: float = 0.0  # of the gap between the last step before and the first step after, what exceeds a usual step
     phases: dict[str, float] = field(default_factory=dict)
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "generation": self.generation,
+            "step": self.step,
+            "workers": self.workers,
+            "reason": self.reason,
+            "stop_s": round(self.stop_s, 4),
+            "phases": {name: round(seconds, 4) for name, seconds in self.phases.items()},
+        }
+
 
 @dataclass(slots=True)
 class Report:
@@ -41,24 +51,13 @@ class Report:
     error: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        rows = [
-            {
-                "generation": g.generation,
-                "step": g.step,
-                "workers": g.workers,
-                "reason": g.reason,
-                "stop_s": round(g.stop_s, 4),
-                "phases": {name: round(seconds, 4) for name, seconds in g.phases.items()},
-            }
-            for g in self.generations
-        ]
         return {
             "steps": self.steps,
             "epochs": self.epochs,
             "virtual": self.virtual,
             "scaling": self.scaling,
             "reduction": self.reduction,
-            "generations": rows,
+            "generations": [generation.to_json() for generation in self.generations],
             "samples": self.samples,
             "batches": self.batches,
             "exit": self.exit,
@@ -172,6 +171,8 @@ class GenerationBook:
         self._last_sign: dict[int, float] = {}  # by worker
         self._gaps: deque[float] = deque(maxlen=RECENT)
         self._last_step = (0, 0.0)  # step and when it was done
+        self._untimed: list[Generation] = []  # that have not made a step yet
+        self._timed: list[Generation] = []  # that have, and were not asked for yet
 
     def story(self, story: Mapping[str, Any]) -> None:
         if story["event"] == "change_begun":
@@ -180,8 +181,14 @@ class GenerationBook:
             row = Generation(story["generation"], story["step"], story["workers"], story["reason"])
             row.phases = self._phases.setdefault(row.generation, {})
             self._report.generations.append(row)
+            self._untimed.append(row)
             if len(self._report.generations) == 1:
                 self._expect(story, story["members"])
+
+    def timed(self) -> list[Generation]:
+        """Generations that have made their first step since the last call: all of their change has been measured."""
+        done, self._timed = self._timed, []
+        return done
 
     def _expect(self, story: Mapping[str, Any], workers: Sequence[int]) -> None:
         """From now on, or, when a story is read again later, from `at`."""
@@ -206,6 +213,8 @@ class GenerationBook:
 
     def _note_step(self, event: Mapping[str, Any]) -> None:
         step, at = event["step"], event["at"]
+        self._timed += [row for row in self._untimed if row.step < step]
+        self._untimed = [row for row in self._untimed if row.step >= step]
         before, then = self._last_step
         self._last_step = (step, at)
         if step != before + 1 or not then:

@@ -280,6 +280,8 @@ class Run:
         for event in self._backend.events(POLL_SECONDS, self.master.wake_fd):
             self._note(event)
             self._tell(event)
+            for row in self._book.timed():
+                self._tell({"event": "generation_timed", **row.to_json()})
         for message in self.master.heard():
             self._obey(message)
         for message in list(self._unseated.values()):

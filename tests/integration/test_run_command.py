@@ -54,6 +54,10 @@ def test_a_run_with_changes_ends_with_the_model_of_a_run_without(script, concert
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     kinds = [e["event"] for e in events]
     assert kinds.count("generation_started") == 3
+    timed = [
+        {k: v for k, v in e.items() if k not in ("event", "time")} for e in events if e["event"] == "generation_timed"
+    ]
+    assert timed == report["generations"], "the stream explains each change as the report does"
     assert kinds.count("worker_started") == 2 + 2  # those who stay are not started again
     assert [e["step"] for e in events if e["event"] == "step"] == list(range(1, 9))
     assert all("loss" in e["log"] for e in events if e["event"] == "step")

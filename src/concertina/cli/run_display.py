@@ -119,5 +119,7 @@ class Display:
         if report.exit:
             return
         pauses = [g.stop_s for g in report.generations[1:]]
-        changed = f", {len(pauses)} changes (longest pause {max(pauses):.2f} s)" if pauses else ""
+        changed = (
+            f", {len(pauses)} change{'s' * (len(pauses) > 1)} (longest pause {max(pauses):.2f} s)" if pauses else ""
+        )
         self._say(f"finished: {report.steps} steps, {report.virtual} virtual workers, {report.reduction}{changed}")
