@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,16 @@ class Generation:
     stop_s: float = 0.0  # of the gap between the last step before and the first step after, what exceeds a usual step
     phases: dict[str, float] = field(default_factory=dict)
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "generation": self.generation,
+            "step": self.step,
+            "workers": self.workers,
+            "reason": self.reason,
+            "stop_s": round(self.stop_s, 4),
+            "phases": {name: round(seconds, 4) for name, seconds in self.phases.items()},
+        }
+
 
 @dataclass(slots=True)
 class Report:
@@ -41,24 +51,13 @@ class Report:
     error: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        rows = [
-            {
-                "generation": g.generation,
-                "step": g.step,
-                "workers": g.workers,
-                "reason": g.reason,
-                "stop_s": round(g.stop_s, 4),
-                "phases": {name: round(seconds, 4) for name, seconds in g.phases.items()},
-            }
-            for g in self.generations
-        ]
         return {
             "steps": self.steps,
             "epochs": self.epochs,
             "virtual": self.virtual,
             "scaling": self.scaling,
             "reduction": self.reduction,
-            "generations": rows,
+            "generations": [generation.to_json() for generation in self.generations],
             "samples": self.samples,
             "batches": self.batches,
             "exit": self.exit,
@@ -75,7 +74,9 @@ class SampleBook:
     Several workers may report the same rounds; a batch that was trained on in two different rounds is what must not be.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, resumed: bool = False) -> None:
+        self._resumed = resumed  # what was trained before the checkpoint is known from the checkpoint alone
+        self._earlier = 0  # rounds that it held
         self._told: dict[Place, dict[int, list[Mapping[str, Any]]]] = {}  # pass -> lag -> reports
         self._began = -1  # the generation that last began from a checkpoint, or from nothing
 
@@ -91,6 +92,8 @@ class SampleBook:
         """
         if generation <= self._began:
             return False
+        if self._resumed and self._began < 0:
+            self._earlier = rounds
         self._began = generation
         for place, by_lag in list(self._told.items()):
             kept = {lag: _until(events, rounds - lag) for lag, events in by_lag.items()}
@@ -100,20 +103,33 @@ class SampleBook:
         return True
 
     def begin_again(self) -> None:
-        """The job is started anew, with generations that count from the beginning."""
+        """The job is started anew, with generations that count from the beginning; what came before has been told."""
         self._began = -1
+        self._resumed = False
 
     def rows(self) -> list[dict[str, int]]:
-        """Per epoch and loader: samples expected, seen, duplicated and missed."""
+        """Per epoch and loader: samples expected, seen, duplicated and missed.
+
+        Where a job goes on from a checkpoint, also `earlier`: how many of those seen were trained on before it.
+        """
         ledger = SampleLedger()
+        earlier: Counter[tuple[int, int]] = Counter()
         for (epoch, loader, turn), by_lag in sorted(self._told.items()):
             newest = max((event for events in by_lag.values() for event in events), key=_reach)
             for v in range(newest["virtual"]):
                 ledger.expect(epoch, v, newest["expected"], loader=loader, turn=turn)
+                held = _position(max(0, self._earlier - min(by_lag)), newest)
+                if held:
+                    ledger.record(epoch, 0, v, 0, held, loader=loader, turn=turn)
+                    earlier[epoch, loader] += held
                 for lag, events in sorted(by_lag.items()):
                     for lo, hi in _joined([_span(event) for event in events]):
                         ledger.record(epoch, lag, v, lo, min(hi, newest["expected"]), loader=loader, turn=turn)
-        return ledger.rows()
+        rows = ledger.rows()
+        for row in rows:
+            if held := earlier[row["epoch"], row["loader"]]:
+                row["earlier"] = held
+        return rows
 
 
 def _until(events: list[Mapping[str, Any]], batch: int) -> list[Mapping[str, Any]]:
@@ -155,6 +171,8 @@ class GenerationBook:
         self._last_sign: dict[int, float] = {}  # by worker
         self._gaps: deque[float] = deque(maxlen=RECENT)
         self._last_step = (0, 0.0)  # step and when it was done
+        self._untimed: list[Generation] = []  # that have not made a step yet
+        self._timed: list[Generation] = []  # that have, and were not asked for yet
 
     def story(self, story: Mapping[str, Any]) -> None:
         if story["event"] == "change_begun":
@@ -163,8 +181,14 @@ class GenerationBook:
             row = Generation(story["generation"], story["step"], story["workers"], story["reason"])
             row.phases = self._phases.setdefault(row.generation, {})
             self._report.generations.append(row)
+            self._untimed.append(row)
             if len(self._report.generations) == 1:
                 self._expect(story, story["members"])
+
+    def timed(self) -> list[Generation]:
+        """Generations that have made their first step since the last call: all of their change has been measured."""
+        done, self._timed = self._timed, []
+        return done
 
     def _expect(self, story: Mapping[str, Any], workers: Sequence[int]) -> None:
         """From now on, or, when a story is read again later, from `at`."""
@@ -189,6 +213,8 @@ class GenerationBook:
 
     def _note_step(self, event: Mapping[str, Any]) -> None:
         step, at = event["step"], event["at"]
+        self._timed += [row for row in self._untimed if row.step < step]
+        self._untimed = [row for row in self._untimed if row.step >= step]
         before, then = self._last_step
         self._last_step = (step, at)
         if step != before + 1 or not then:

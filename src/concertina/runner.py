@@ -69,6 +69,7 @@ class RunSettings:
         WorkerEnv(
             virtual=self.virtual,
             level=self.level,
+            reduction=self.reduction,
             scaling=self.scaling,
             ramp=self.ramp,
             largest_batch=self.largest_batch,
@@ -135,7 +136,7 @@ class Run:
         self._seating = seating
         self._unseated: dict[int, Mapping[str, Any]] = {}  # worker -> what the master said when it wanted it started
         self.on_idle: Callable[[], None] = lambda: None  # called several times a second
-        self._samples = SampleBook()
+        self._samples = SampleBook(resumed=settings.resume is not None)
         self._book = GenerationBook(self.report)
         self._kill_at: float | None = None
         self._asked_to_stop = self._asked_to_save = False
@@ -266,6 +267,7 @@ class Run:
         if self._asked_to_stop:
             self._asked_to_stop = False
             self.master.say(op="interrupt")
+            self._tell({"event": "interrupt_asked"})
         if self._asked_to_save:
             self._asked_to_save = False
             self.checkpoint()
@@ -278,6 +280,8 @@ class Run:
         for event in self._backend.events(POLL_SECONDS, self.master.wake_fd):
             self._note(event)
             self._tell(event)
+            for row in self._book.timed():
+                self._tell({"event": "generation_timed", **row.to_json()})
         for message in self.master.heard():
             self._obey(message)
         for message in list(self._unseated.values()):

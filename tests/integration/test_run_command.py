@@ -54,6 +54,10 @@ def test_a_run_with_changes_ends_with_the_model_of_a_run_without(script, concert
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     kinds = [e["event"] for e in events]
     assert kinds.count("generation_started") == 3
+    timed = [
+        {k: v for k, v in e.items() if k not in ("event", "time")} for e in events if e["event"] == "generation_timed"
+    ]
+    assert timed == report["generations"], "the stream explains each change as the report does"
     assert kinds.count("worker_started") == 2 + 2  # those who stay are not started again
     assert [e["step"] for e in events if e["event"] == "step"] == list(range(1, 9))
     assert all("loss" in e["log"] for e in events if e["event"] == "step")
@@ -101,6 +105,11 @@ MALFORMED = {
     "resuming from nowhere": (["--resume"], TRAIN, "--resume needs --checkpoint"),
     "resuming from a folder that is not there": (["--resume", "--checkpoint", "no"], TRAIN, "does not exist"),
     "an unknown level": (["--level", "D7"], TRAIN, "not one of D0, D1, D2"),
+    "an unknown way to sum": (["--reduction", "odd"], TRAIN, "not one of auto, shared, ring, contexts"),
+    "a report that is a folder": (["--report", "."], TRAIN, "--report .: this is a folder"),
+    "events that are a folder": (["--events", "."], TRAIN, "--events .: this is a folder"),
+    "checkpoints in a file": (["--checkpoint", "train.py"], TRAIN, "--checkpoint train.py: this is a file"),
+    "logs below a file": (["--run-dir", "train.py/logs"], TRAIN, "train.py is a file, and a folder is needed"),
     "a script with a syntax error": ([], "def f(:", "is not a Python script"),
     "a script that fails to import": ([], HEAD + "import nowhere_to_be_found", "cannot be imported"),
 }
@@ -117,7 +126,17 @@ def test_bad_input_is_one_sentence_and_changes_nothing(what: str, script, concer
     assert sentence in last
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "report.json").exists()
+    assert len(done.stderr.splitlines()) <= 2, "the sentence, and at most the beginning of a story"
     assert not list((tmp_path / "state").rglob("*.log"))
+
+
+def test_a_script_that_ends_with_2_after_training_keeps_its_report_and_logs(script, concertina, tmp_path: Path) -> None:
+    ended = concertina("run", "--workers", 1, "--report", "new/report.json", "--events", "new/events.jsonl",
+                       script(TRAIN + "sys.exit(2)"))  # fmt: skip
+    assert ended.returncode == 2, ended.stderr
+    assert json.loads((tmp_path / "new" / "report.json").read_text())["steps"] == 8
+    assert (tmp_path / "new" / "events.jsonl").exists()
+    assert list((tmp_path / "state").rglob("worker-0.log"))
 
 
 def test_ctrl_c_writes_a_checkpoint_and_resuming_gives_the_same_bits(script, concertina, tmp_path: Path) -> None:
@@ -134,16 +153,33 @@ def test_ctrl_c_writes_a_checkpoint_and_resuming_gives_the_same_bits(script, con
     os.kill(job.pid, signal.SIGINT)
     _, errors = job.communicate(timeout=60)
     assert job.returncode == 130, errors
+    assert "asked to stop: the job ends after the step under way" in errors
     assert not (tmp_path / "part.pt").exists()
     saved = list((tmp_path / "saved").iterdir())
     assert len(saved) == 1
     refused = concertina("run", "--virtual", 4, "--checkpoint", "saved", path, tmp_path / "rest.pt")
     assert refused.returncode == 2
     assert "already holds checkpoints" in refused.stderr
-    rest = concertina("run", "--workers", 2, "--checkpoint", "saved", "--resume", path, tmp_path / "rest.pt")
+    rest = concertina(
+        "run",
+        "--workers",
+        2,
+        "--checkpoint",
+        "saved",
+        "--resume",
+        "--report",
+        "report.json",
+        path,
+        tmp_path / "rest.pt",
+    )
     assert rest.returncode == 0, rest.stderr
     a, b = torch.load(tmp_path / "whole.pt"), torch.load(tmp_path / "rest.pt")
     assert all(torch.equal(a[k], b[k]) for k in a)
+    rows = json.loads((tmp_path / "report.json").read_text())["samples"]
+    assert [(row["seen"], row["duplicated"], row["missed"]) for row in rows] == [(64, 0, 0)] * len(rows)
+    stopped_at = int(saved[0].name.removeprefix("step-"))  # an epoch has 4 steps of 16 samples
+    assert rows[0].get("earlier", 0) == 16 * (stopped_at % 4)
+    assert not any("earlier" in row for row in rows[1:])
 
 
 def test_sigusr1_writes_a_checkpoint_and_training_goes_on(script, concertina, tmp_path: Path) -> None:
@@ -205,6 +241,8 @@ def test_unusable_checkpoints_are_refused(script, concertina, tmp_path: Path) ->
     done = concertina("run", "--virtual", 2, "--checkpoint", "saved", "--resume", script(TRAIN))
     assert done.returncode == 2
     assert "made with 4 virtual workers" in done.stderr
+    done = concertina("run", "--virtual", 0, "--checkpoint", "saved", "--resume", script(TRAIN))
+    assert (done.returncode, "at least 1 virtual worker" in done.stderr) == (2, True), done.stderr
 
     (tmp_path / "saved" / "step-00000008" / "shared.pt").write_bytes(b"torn")
     done = concertina("run", "--checkpoint", "saved", "--resume", "--events", "e.jsonl", script(TRAIN))

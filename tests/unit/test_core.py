@@ -93,6 +93,8 @@ def test_settings_refuse_what_cannot_run(tmp_path: Path) -> None:
         RunSettings(script=bad)
     with pytest.raises(UsageError, match="needs 1 to 4 workers"):
         RunSettings(script=good, virtual=4, changes=(Change(3, 5),))
+    with pytest.raises(UsageError, match="'odd' is not one of auto, shared"):
+        RunSettings(script=good, reduction="odd")
     with pytest.raises(UsageError, match="needs --checkpoint DIR"):
         RunSettings(script=good, checkpoint_every=5)
 
@@ -144,6 +146,25 @@ def test_a_newer_format_a_damaged_manifest_and_no_checkpoint_are_told_apart(tmp_
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         checkpoints.newest_whole(tmp_path / "empty")
+
+
+def test_what_a_checkpoint_held_is_not_missed_by_the_job_that_goes_on_from_it() -> None:
+    event = {"loader": 0, "epoch": 2, "turn": 0, "virtual": 1, "size": 4, "expected": 40}
+    book = SampleBook(resumed=True)
+    book.go_back(0, 25)  # the first of this run to begin; epoch 2 began after 20 rounds
+    book.add({**event, "first": 5, "end": 10, "round": 25})
+    book.add({**event, "epoch": 3, "first": 0, "end": 9, "round": 30})
+    book.go_back(1, 37)  # all were lost: back to a checkpoint of this run
+    book.add({**event, "epoch": 3, "first": 8, "end": 9, "round": 38})
+    assert book.rows() == [
+        {"epoch": 2, "loader": 0, "expected": 40, "seen": 40, "duplicated": 0, "missed": 0, "earlier": 20},
+        {"epoch": 3, "loader": 0, "expected": 40, "seen": 32, "duplicated": 0, "missed": 8},
+    ]
+    told = SampleBook(resumed=True)  # the runs before told what they did, so nothing has to be believed
+    told.begin_again()
+    told.go_back(0, 25)
+    told.add({**event, "first": 5, "end": 10, "round": 25})
+    assert [row["missed"] for row in told.rows()] == [20]
 
 
 def test_the_sample_book_counts_missed_and_doubled_batches() -> None:

@@ -176,6 +176,13 @@ def test_an_interrupt_asks_once_and_kills_the_second_time(pair: Job) -> None:
     assert (pair.phase, pair.state.failure, pair.state.exit_code) == (Phase.FAILED, "interrupted", 130)
 
 
+def test_an_interrupt_before_training_ends_the_job_and_tells_of_no_loss() -> None:
+    job = Job(2)
+    job.hear(InterruptAsked(), WorkerExited(0, -9))  # it was not there yet, so it was not started any more
+    assert (job.phase, job.spoken(TellStory)) == (Phase.INTERRUPTED, [])
+    assert job.one(KillWorkers).workers == (1,)
+
+
 def test_nothing_new_begins_after_an_interrupt(pair: Job) -> None:
     pair.hear(InterruptAsked(), WorkerExited(1, -9), Stopped(0, 0, 5), pair.post(0))
     pair.regrouped()

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from concertina.cli.run import DEFAULT_VIRTUAL, _slots
+from concertina.cli.run import _slots
+from concertina.cli.run_options import DEFAULT_VIRTUAL
 from concertina.core.errors import UsageError
 from concertina.profile import Plan, Profile, measure_batch, measure_curve, powers_up_to
 from concertina.runner import Listener, RunSettings

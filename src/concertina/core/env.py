@@ -8,6 +8,7 @@ from concertina.core.errors import UsageError
 
 PREFIX = "CONCERTINA_"
 LEVELS = ("D0", "D1", "D2")
+REDUCTIONS = ("auto", "shared", "ring", "contexts")
 LONGEST_HOST = 64  # characters
 
 
@@ -39,7 +40,7 @@ class WorkerEnv:
     events_fd: int = -1  # pipe to whoever started us
     threads: int = 0  # intra-op threads of torch, part of the result; 0 leaves torch's default
     level: str = "D1"
-    reduction: str = "auto"  # auto, shared, ring or contexts
+    reduction: str = "auto"  # one of REDUCTIONS
     record_dir: str = ""  # where `verify` wants per-step digests
     scaling: str = "consistent"  # what a change of workers does to the batch
     from_workers: int = 1  # how many the job began with, which batches are counted from
@@ -52,6 +53,8 @@ class WorkerEnv:
         check_workers(len(self.members), self.virtual, least=0)
         if self.level not in LEVELS:
             raise UsageError(f"determinism level {self.level!r} is not one of {', '.join(LEVELS)}")
+        if self.reduction not in REDUCTIONS:
+            raise UsageError(f"--reduction {self.reduction!r} is not one of {', '.join(REDUCTIONS)}")
         if self.scaling not in list(Scaling):
             raise UsageError(f"--scaling {self.scaling!r} is not one of {', '.join(Scaling)}")
         if len(self.host) > LONGEST_HOST or "/" in self.host or "@" in self.host:

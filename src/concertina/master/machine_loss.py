@@ -127,7 +127,8 @@ def _lose(state: State, event: WorkerExited, stuck: str) -> Result:
     why = _how(event, stuck)
     told = TellStory(event="worker_lost", fields={"worker": event.worker, "step": state.step, "reason": why})
     if state.phase is Phase.STARTING:
-        return restart(state, f"{why} before training began", told)
+        before: Commands = () if state.interrupted else (told,)  # whoever stopped the job has lost nothing
+        return restart(state, f"{why} before training began", *before)
     if state.phase is Phase.TRAINING:
         if state.losses >= MOST_LOSSES:
             return fail(state, event.code, f"workers keep dying at step {state.step}; {why}")

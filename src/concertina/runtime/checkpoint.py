@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from concertina.core.checkpoints import MANIFEST, SHARED, Manifest, context_file, file_entry, read_manifest
+from concertina.core.checkpoints import MANIFEST, NAME, SHARED, Manifest, context_file, file_entry, read_manifest
 from concertina.core.errors import CheckpointError, UsageError
 
 
@@ -78,6 +78,8 @@ def _write_folder(folder: Path, files: Mapping[str, bytes], manifest: Manifest) 
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
+    if NAME.fullmatch(folder.name):
+        _clear_away_what_was_never_finished(folder.parent)
     unfinished.mkdir()
     for name, data in files.items():
         _write_file(unfinished / name, data)
@@ -90,6 +92,7 @@ def _write_folder(folder: Path, files: Mapping[str, bytes], manifest: Manifest) 
         files=entries,
     )
     _write_file(unfinished / MANIFEST, complete.to_json().encode())
+    _sync_folder(unfinished)
     former = folder.with_name(f".{folder.name}.former")
     shutil.rmtree(former, ignore_errors=True)
     if folder.exists():  # the same step again, after going back to an older checkpoint
@@ -97,6 +100,12 @@ def _write_folder(folder: Path, files: Mapping[str, bytes], manifest: Manifest) 
     unfinished.rename(folder)
     shutil.rmtree(former, ignore_errors=True)
     _sync_folder(folder.parent)
+
+
+def _clear_away_what_was_never_finished(folder: Path) -> None:
+    """Its writer was killed; only one writes into a job's folder at a time."""
+    for path in folder.glob(".step-*.unfinished"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _write_file(path: Path, data: bytes) -> None:

@@ -13,15 +13,11 @@ from concertina.runtime.reduce import LocalFold, NativeAllReduce, Reducer
 from concertina.runtime.shared_fold import SharedFold
 from concertina.runtime.virtual_ring import VirtualRing
 
-CHOICES = ("auto", "shared", "ring", "contexts")
-
 
 class ReducerFactory:
     """Makes the reducer of a generation; all its workers call it together."""
 
     def __init__(self, env: WorkerEnv) -> None:
-        if env.reduction not in CHOICES:
-            raise UsageError(f"reduction {env.reduction!r} is not one of {', '.join(CHOICES)}")
         self._env = env
 
     def make(self, layout: BucketLayout, generation: Generation) -> Reducer:
