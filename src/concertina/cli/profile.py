@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from concertina.cli.run import DEFAULT_VIRTUAL, _slots
+from concertina.cli.shared import Script
 from concertina.core.errors import UsageError
 from concertina.profile import Plan, Profile, measure_batch, measure_curve, powers_up_to
 from concertina.runner import Listener, RunSettings
@@ -37,12 +37,7 @@ concertina profile --json train.py | jq '.points[] | [.workers, .samples_per_s]'
 
 def profile(
     context: typer.Context,
-    script: Annotated[
-        Path,
-        typer.Argument(
-            help="The training script. Options that concertina does not know go to the script; so does all after --."
-        ),
-    ],
+    script: Script,
     virtual: Annotated[
         int, typer.Option("--virtual", "-P", help="Virtual workers, as you will train with.")
     ] = DEFAULT_VIRTUAL,

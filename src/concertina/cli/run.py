@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from concertina.cli.hosts import SeveralHosts, open_backend
+from concertina.cli.shared import Script
 from concertina.core.checkpoints import checkpoints_in, newest_whole, read_manifest
 from concertina.core.errors import JobFailed, UsageError
 from concertina.core.messages import EXIT_USAGE
@@ -44,12 +45,7 @@ concertina run --backend ray --workers 6 train.py        [dim]# on the machines 
 
 def run(
     context: typer.Context,
-    script: Annotated[
-        Path,
-        typer.Argument(
-            help="The training script. Options that concertina does not know go to it, and all that follows --."
-        ),
-    ],
+    script: Script,
     virtual: Annotated[
         int | None,
         typer.Option(
