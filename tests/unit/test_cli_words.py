@@ -11,6 +11,7 @@ from concertina.cli.job_words import (
     deadline_words,
     facts,
     jobs_table,
+    phase_named,
     reasons,
     state_words,
     summary,
@@ -121,6 +122,16 @@ def test_the_summary_counts_slots_and_phases() -> None:
     assert summary(found, 4, 1) == "1 running on 2 of 4 slots, 1 slot reclaimed, 1 waiting, 1 refused"
     new = [job(phase="submitted", slots=[]), job(phase="submitted", profiling=True, slots=["here/0"])]
     assert summary(new, 4) == "0 running on 1 of 4 slots, 1 being measured, 1 submitted"
+
+
+def test_a_phase_is_named_as_it_is_shown() -> None:
+    assert (phase_named("refused"), phase_named("rejected"), phase_named("running")) == (
+        "rejected",
+        "rejected",
+        "running",
+    )
+    with pytest.raises(UsageError, match="no phase 'runing'; needs one of submitted, waiting, running, .*refused"):
+        phase_named("runing")
 
 
 def test_a_refusal_says_what_could_be_promised() -> None:

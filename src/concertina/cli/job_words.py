@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from concertina.cli.times import ago_or_ahead, at_clock, lasting
+from concertina.core.errors import UsageError
 
 Plain = Mapping[str, Any]
 
@@ -28,6 +29,14 @@ WORDS = {"rejected": "refused"}  # what people call it
 TIGHT_SECONDS = 30.0
 TYPING_SECONDS = 5
 WIDE = 130  # columns from which on a reason fits beside its job
+
+
+def phase_named(word: str) -> str:
+    """What the server calls a phase that a person names as they read it."""
+    phase = next((phase for phase, called in WORDS.items() if called == word), word)
+    if phase not in COLOURS:
+        raise UsageError(f"no phase {word!r}; needs one of {', '.join(WORDS.get(name, name) for name in COLOURS)}")
+    return phase
 
 
 def is_over(job: Plain) -> bool:
