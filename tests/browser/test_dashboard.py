@@ -133,6 +133,63 @@ def test_a_phone_shows_every_view_without_sideways_scrolling(site: Site, browser
         assert browser.text("h1")
 
 
+def test_a_phone_shows_whole_tables_and_no_focus_hides_behind_the_bar(site: Site, browser: Browser) -> None:
+    some_jobs(site)
+    write_events(site, "digits-1")
+    browser.screen(390, 620)
+    address = site.open()
+    browser.driver.get(f"{address}/#/jobs/digits-1")
+    browser.until(lambda: browser.all(".generations tbody tr"), "a generation")
+    assert browser.run("return [...document.querySelectorAll('.scroll')].every((e) => e.scrollWidth <= e.clientWidth)")
+    browser.driver.get(f"{address}/#/ask")
+    browser.until(lambda: browser.all("#ask-script"), "the form")
+    hidden = """
+        const bar = document.querySelector(".top nav").getBoundingClientRect().top;
+        const covered = (field) => {
+          scrollTo(0, 0);
+          field.focus();
+          return field.checkVisibility() && field.getBoundingClientRect().bottom > bar;
+        };
+        const fields = [...document.querySelectorAll("form input, form button")];
+        return fields.filter(covered).map((field) => field.outerHTML);
+    """
+    assert browser.run(hidden) == []
+
+
+COLOURS_AFTER_AN_EARLY_EVENT = """
+    const done = arguments[arguments.length - 1];
+    const job = (id, submitted_s) => ({ id, submitted_s, phase: "running", slots: [], workers: 1 });
+    const first = job("first", 1), second = job("second", 2);
+    const answer = (value) => new Response(JSON.stringify(value));
+    const early = new TextEncoder().encode(`event: job\ndata: ${JSON.stringify(second)}\n\n`);
+    const events = new ReadableStream({ start: (source) => source.enqueue(early) });
+    let read;
+    const heard = new Promise((resolve) => { read = resolve; });
+    window.fetch = async (path) => {
+      if (path.includes("events")) return new Response(events);
+      await heard; // the lists are slower than the first event
+      return answer(path.includes("jobs") ? { items: [first, second], total: 2, after: null } : {});
+    };
+    const { follow, known, onChange } = await import("./live.js");
+    const { colourOf } = await import("./colours.js");
+    onChange(() => {
+      read();
+      if (known.ready) done([colourOf("first"), colourOf("second")]);
+    });
+    follow();
+"""
+
+
+def test_the_colours_do_not_depend_on_which_job_is_heard_of_first(site: Site, browser: Browser) -> None:
+    browser.expected = ["favicon.ico"]  # a bare file names no picture of its own
+    site.cluster()
+    address = site.open()
+    browser.driver.get(f"{address}/static/colours.js")  # the right origin, and no page that would ask for anything
+    script = f"const run = async function () {{ {COLOURS_AFTER_AN_EARLY_EVENT} }}; run.apply(this, arguments);"
+    script = script.replace('"./', f'"{address}/static/')
+    assert browser.driver.execute_async_script(script) == ["#3d7ea6", "#d1893a"]
+
+
 def test_the_keyboard_reaches_everything(site: Site, browser: Browser) -> None:
     some_jobs(site)
     browser.driver.get(site.open())

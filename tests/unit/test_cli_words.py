@@ -11,6 +11,7 @@ from concertina.cli.job_words import (
     deadline_words,
     facts,
     jobs_table,
+    phase_named,
     reasons,
     state_words,
     summary,
@@ -119,6 +120,18 @@ def test_a_narrow_table_has_its_reasons_below() -> None:
 def test_the_summary_counts_slots_and_phases() -> None:
     found = [job(), job(phase="waiting", slots=[]), job(phase="rejected", slots=[])]
     assert summary(found, 4, 1) == "1 running on 2 of 4 slots, 1 slot reclaimed, 1 waiting, 1 refused"
+    new = [job(phase="submitted", slots=[]), job(phase="submitted", profiling=True, slots=["here/0"])]
+    assert summary(new, 4) == "0 running on 1 of 4 slots, 1 being measured, 1 submitted"
+
+
+def test_a_phase_is_named_as_it_is_shown() -> None:
+    assert (phase_named("refused"), phase_named("rejected"), phase_named("running")) == (
+        "rejected",
+        "rejected",
+        "running",
+    )
+    with pytest.raises(UsageError, match="no phase 'runing'; needs one of submitted, waiting, running, .*refused"):
+        phase_named("runing")
 
 
 def test_a_refusal_says_what_could_be_promised() -> None:
@@ -134,6 +147,12 @@ def test_a_refusal_says_what_could_be_promised() -> None:
 @pytest.mark.parametrize(("phase", "code"), [("running", 0), ("finished", 0), ("rejected", 3), ("failed", 1)])
 def test_the_exit_code_follows_the_phase(phase: str, code: int) -> None:
     assert exit_code(job(phase=phase)) == code
+
+
+def test_facts_expect_no_end_of_what_has_ended() -> None:
+    names = [name for name, _ in facts(job(phase="finished", eta_s=T, ended_s=T), NOW)]
+    assert "ended" in names
+    assert "expected end" not in names
 
 
 def test_facts_leave_out_what_is_not_known() -> None:

@@ -294,7 +294,7 @@ def test_reasons_name_the_fair_time_and_who_goes_first() -> None:
     old = table(job("old", HOUR, model="one"), cluster="1x1", now=9 * HOUR)
     assert "the floor is 2" in POLICY.explain(old, 0, 0, 1)
     strict = table(job("a", HOUR, 2 * HOUR), job("b", HOUR))
-    assert "1 device now keeps its deadline" in POLICY.explain(strict, 0, 0, 1)
+    assert "1 device is enough now for its deadline" in POLICY.explain(strict, 0, 0, 1)
     assert "promises" in POLICY.explain(strict, 1, 0, 1)
 
 

@@ -98,6 +98,25 @@ def test_a_job_that_nobody_knows_is_measured_on_what_is_idle_then_admitted() -> 
     assert len({p.attempt for p in here.processes}) == 1, "measuring costs no restart"
 
 
+def test_a_measured_job_that_gives_a_borrowed_slot_up_says_so() -> None:
+    here = world()
+    here.curves = {}
+    first = here.submit(steps=4000, deadline_s=here.now + 9000)
+    for _ in range(60):
+        here.turn()
+        if len(here.states[first].slots) == 4:
+            break
+        obey(here)
+        for process in here.processes:
+            process.step += 3
+            here._write(process)
+    here.requests["new"] = replace(here.requests[first], id="new", args=("new",), submitted_s=here.now)
+    here.turn()
+    state = here.states[first]
+    assert (state.profiling, len(state.slots)) == (True, 3)
+    assert state.reason == "others want slots that were idle; it is measured on 3 workers"
+
+
 def test_of_two_jobs_of_one_unknown_kind_the_second_waits_for_the_first() -> None:
     here = world()
     here.curves = {}

@@ -476,7 +476,7 @@ def test_jobs_that_come_at_once_are_planned_for_as_they_were_admitted() -> None:
 def test_the_reason_tells_the_promise_from_the_rest() -> None:
     rows = table(job("a", HOUR, 2.0 * HOUR), job("b", HOUR, None), job("c", 9 * HOUR, HOUR))
     policy = ElasticFlowPolicy()
-    assert policy.explain(rows, 0, 0, 1) == "1 device now keeps its deadline"
-    assert policy.explain(rows, 0, 0, 4) == "1 device now keeps its deadline; further ones bring most here"
+    assert policy.explain(rows, 0, 0, 1) == "1 device is enough now for its deadline"
+    assert policy.explain(rows, 0, 0, 4) == "1 device is enough now for its deadline; further ones bring most here"
     assert policy.explain(rows, 1, 0, 1).startswith("best effort")
     assert "can not be met with the devices there are" in policy.explain(rows, 2, 0, 0)

@@ -9,7 +9,7 @@ from concertina.cli import live, simulate
 from concertina.cli.profile import profile
 from concertina.cli.run import run
 from concertina.cli.verify import verify
-from concertina.core.errors import ConcertinaError, JobFailed, RequestRefused, UsageError
+from concertina.core.errors import ConcertinaError, JobFailed, RequestRefused, UnknownNameError, UsageError
 
 app = typer.Typer(
     name="concertina",
@@ -60,4 +60,4 @@ def main() -> None:
             sys.exit(error.exit_code)
         if isinstance(error, RequestRefused):
             sys.exit(3)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        sys.exit(2 if isinstance(error, UsageError | UnknownNameError) else 1)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from concertina.cli.client import Client
 
 PACE = "0.12"  # seconds per batch of a virtual worker
+LAST_WORD_SECONDS = 5.0  # a job has ended; whoever follows it looks once a second
 PACED_NOTE = "each batch waits as it would for a GPU, so that two cores are enough"
 
 
@@ -91,7 +92,7 @@ class Demo:
     def _run(self, url: str, token: str, say: Say) -> None:
         from concertina.cli.client import Client
 
-        began = time.monotonic()
+        began, followers = time.monotonic(), list[threading.Thread]()
         say(f"demo: {len(JOBS)} real jobs in the next {JOBS[-1].after_s:.0f} s; {PACED_NOTE}")
         try:
             with Client(url, token) as client:
@@ -99,8 +100,12 @@ class Demo:
                     time.sleep(max(0.0, began + job.after_s - time.monotonic()))
                     say(f"demo: submitting {job.name} ({job.shows})")
                     posted = client.post("/jobs", self.body(job, time.time()))
-                    threading.Thread(target=self._follow, args=(url, token, posted, say), daemon=True).start()
+                    follower = threading.Thread(target=self._follow, args=(url, token, posted, say), daemon=True)
+                    follower.start()
+                    followers.append(follower)
                 self._until_all_ended(client)
+                for follower in followers:  # the last word comes last
+                    follower.join(LAST_WORD_SECONDS)
         except ClusterUnreachable:
             return  # somebody has taken it down, and said so
         except ConcertinaError as error:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from concertina.cli.times import ago_or_ahead, at_clock, lasting
+from concertina.core.errors import UsageError
 
 Plain = Mapping[str, Any]
 
@@ -28,6 +29,14 @@ WORDS = {"rejected": "refused"}  # what people call it
 TIGHT_SECONDS = 30.0
 TYPING_SECONDS = 5
 WIDE = 130  # columns from which on a reason fits beside its job
+
+
+def phase_named(word: str) -> str:
+    """What the server calls a phase that a person names as they read it."""
+    phase = next((phase for phase, called in WORDS.items() if called == word), word)
+    if phase not in COLOURS:
+        raise UsageError(f"no phase {word!r}; needs one of {', '.join(WORDS.get(name, name) for name in COLOURS)}")
+    return phase
 
 
 def is_over(job: Plain) -> bool:
@@ -133,8 +142,11 @@ def progress_cell(job: Plain, width: int) -> Table | Text:
 def summary(jobs: Sequence[Plain], slots: int, lent: int = 0) -> str:
     """`3 running on 4 of 4 slots, 1 waiting, 2 finished`"""
     used = sum(len(job["slots"]) for job in jobs)
+    measured = sum(job["phase"] == "submitted" and job["profiling"] for job in jobs)
     counts = {phase: sum(job["phase"] == phase for job in jobs) for phase in COLOURS}
     head = f"{counts.pop('running')} running on {used} of {slots} slots"
+    counts["submitted"] -= measured
+    counts = {"being measured": measured, **counts}
     rest = [f"{count} {WORDS.get(phase, phase)}" for phase, count in counts.items() if count]
     if lent:
         rest.insert(0, f"{lent} {'slot' if lent == 1 else 'slots'} reclaimed")
@@ -207,7 +219,7 @@ def story(job: Plain, now: datetime) -> Table:
 
 def facts(job: Plain, now: datetime) -> list[tuple[str, str]]:
     """What `describe` lists, with names; what is not known is left out."""
-    moment = now.timestamp()
+    moment, no_eta = now.timestamp(), job["eta_s"] is None or is_over(job)
     rows = [
         ("job", f"{job['id']} ({job['name']}, of {job['user']})"),
         ("script", " ".join([job["script"], *job["args"]])),
@@ -215,7 +227,7 @@ def facts(job: Plain, now: datetime) -> list[tuple[str, str]]:
         ("workers", f"{job['workers']} training, slots {', '.join(job['slots']) or 'none'}; {_range(job)}"),
         ("progress", _progress(job)),
         ("speed", "" if not job["steps_per_s"] else f"{job['steps_per_s']:.3g} steps/s"),
-        ("expected end", "" if job["eta_s"] is None else f"{at_clock(job['eta_s'], now)}, {end_words(job, now)}"),
+        ("expected end", "" if no_eta else f"{at_clock(job['eta_s'], now)}, {end_words(job, now)}"),
         ("deadline", deadline_words(job, now)),
         ("promised", "" if job["promised_s"] is None else at_clock(job["promised_s"], now)),
         ("could promise", "" if job["earliest_s"] is None else at_clock(job["earliest_s"], now)),

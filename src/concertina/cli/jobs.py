@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from concertina.cli.client import Client
-from concertina.cli.job_words import facts, is_over, jobs_table, reasons, story, summary, why_lines
+from concertina.cli.job_words import facts, is_over, jobs_table, phase_named, reasons, story, summary, why_lines
 from concertina.cli.places import local_now
 from concertina.cli.shared import AsJson, JobName, Url, console, say_json, teach
 from concertina.core.errors import ClusterUnreachable
@@ -69,6 +69,7 @@ def jobs(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
+    phase = None if phase is None else phase_named(phase)
     with Client.find(url) as client:
         if as_json:
             say_json(_some(client.jobs(phase=phase, user=user), everything or phase is not None))
@@ -92,6 +93,8 @@ def _picture(client: Client, phase: str | None, user: str | None, everything: bo
     found, cluster = client.jobs(phase=phase, user=user), client.get("/cluster")
     shown = _some(found, everything or phase is not None)
     head = Text(summary(found, cluster["slots"]["total"], cluster["slots"]["lent"]), style="bold")
+    if not shown and (phase or user):
+        return Group(head, Text("no such job; leave --phase and --user out to see all"))
     if not shown:
         return Group(head, Text("no jobs yet: `concertina submit SCRIPT`, or `concertina quote SCRIPT` to ask first"))
     hidden = len(found) - len(shown)

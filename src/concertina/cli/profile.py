@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +16,7 @@ from rich.table import Table
 
 from concertina.cli.run import _slots
 from concertina.cli.run_options import DEFAULT_VIRTUAL
+from concertina.cli.shared import Script
 from concertina.core.errors import UsageError
 from concertina.profile import Plan, Profile, measure_batch, measure_curve, powers_up_to
 from concertina.runner import Listener, RunSettings
@@ -38,12 +38,7 @@ concertina profile --json train.py | jq '.points[] | [.workers, .samples_per_s]'
 
 def profile(
     context: typer.Context,
-    script: Annotated[
-        Path,
-        typer.Argument(
-            help="The training script. Options that concertina does not know go to the script; so does all after --."
-        ),
-    ],
+    script: Script,
     virtual: Annotated[
         int, typer.Option("--virtual", "-P", help="Virtual workers, as you will train with.")
     ] = DEFAULT_VIRTUAL,

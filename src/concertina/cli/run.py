@@ -34,12 +34,12 @@ from concertina.cli.run_options import (
     Resume,
     RunDir,
     ScalingMode,
-    Script,
     Steps,
     Threads,
     Virtual,
     Workers,
 )
+from concertina.cli.shared import Script
 from concertina.core.checkpoints import checkpoints_in, newest_whole, read_manifest
 from concertina.core.errors import JobFailed, UsageError
 from concertina.core.messages import EXIT_USAGE

@@ -7,13 +7,6 @@ import typer
 
 DEFAULT_VIRTUAL = 4
 
-Script = Annotated[
-    Path,
-    typer.Argument(
-        help="The training script. Options that concertina does not know go to it, and all that follows --."
-    ),
-]
-
 Virtual = Annotated[
     int | None,
     typer.Option(

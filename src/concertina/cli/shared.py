@@ -1,11 +1,15 @@
 """What the cluster's commands share: options, JSON output, and the one console for people."""
 
+import difflib
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from concertina.core.errors import UsageError
 
 PANEL = "The live cluster"
 
@@ -44,3 +48,23 @@ def finish(answer: dict[str, Any], as_json: bool) -> None:
 
 def console() -> Console:
     return Console(highlight=False)
+
+
+def no_option(context: typer.Context, script: Path) -> Path:
+    """Options that nobody knows go to the script, but only after it: before it they are slips of the pen."""
+    word = str(script).partition("=")[0]
+    if not word.startswith("-"):
+        return script
+    known = [name for option in context.command.params for name in option.opts if name.startswith("--")]
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.75)
+    hint = f"did you mean {near[0]}?" if near else "options of the script itself come after it"
+    raise UsageError(f"no option {word}; {hint}")
+
+
+Script = Annotated[
+    Path,
+    typer.Argument(
+        callback=no_option,
+        help="The training script. Options that concertina does not know go to it, and all that follows --.",
+    ),
+]

@@ -13,7 +13,7 @@ from rich.markup import escape
 from concertina.cli.client import Client
 from concertina.cli.job_words import band_words, is_over, state_words, verdict, when
 from concertina.cli.places import local_now
-from concertina.cli.shared import REFUSED, TAKEN, TROUBLE, AsJson, Url, console, say_json, teach
+from concertina.cli.shared import REFUSED, TAKEN, TROUBLE, AsJson, Script, Url, console, say_json, teach
 from concertina.cli.times import FORMS, lasting, parse_time
 from concertina.core.errors import UsageError
 from concertina.runner import check_script
@@ -43,12 +43,6 @@ QUOTE_HELP = teach(
     },
 )
 
-Script = Annotated[
-    Path,
-    typer.Argument(
-        help="The training script. Options that concertina does not know go to it, and all that follows --."
-    ),
-]
 Deadline = Annotated[str | None, typer.Option("--deadline", "-d", metavar="TIME", help=f"{FORMS}.")]
 Soft = Annotated[bool, typer.Option("--soft", help="The deadline is a wish: never refuse the job for it.")]
 Virtual = Annotated[

@@ -171,8 +171,15 @@ def _greet(serving: Serving, screen: Console) -> None:
         "  look       concertina jobs --watch",
         "  end        Ctrl-C here, or concertina down: jobs are suspended with their state kept",
     ]
+    if way := way_here(serving.settings.state, serving.url):
+        lines.insert(4, f"  elsewhere  {way}")
     for line in lines:
         screen.print(line, soft_wrap=True)
+
+
+def way_here(state: Path, url: str) -> str:
+    """What to say first in another terminal, where commands do not find the cluster by themselves."""
+    return "" if state == state_dir() else f"export {URL}={url}"
 
 
 def _make_token(serving: Serving, screen: Console) -> str:
@@ -210,7 +217,8 @@ def _stay(serving: Serving, asked: Asked, screen: Console) -> None:
 
 
 def status_line(serving: Serving) -> Text:
-    jobs = [{"phase": job.state.phase.value, "slots": job.state.slots} for job in serving.mirror.jobs()]
+    states = [job.state for job in serving.mirror.jobs()]
+    jobs = [{"phase": one.phase.value, "profiling": one.profiling, "slots": one.slots} for one in states]
     nodes = serving.mirror.nodes()
     text = summary(jobs, sum(node.slots for node in nodes), sum(len(node.lent) for node in nodes))
     cluster = serving.mirror.cluster

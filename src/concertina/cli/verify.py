@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from concertina.backends.local import LocalBackend
+from concertina.cli.shared import Script
 from concertina.report import Report
 from concertina.runner import Listener, RunSettings, run
 from concertina.verify.answer import as_json, in_words
@@ -36,12 +37,7 @@ concertina verify --json train.py | jq .cause
 
 def verify(
     context: typer.Context,
-    script: Annotated[
-        Path,
-        typer.Argument(
-            help="The training script. Options that concertina does not know go to the script; so does all after --."
-        ),
-    ],
+    script: Script,
     virtual: Annotated[int, typer.Option("--virtual", "-P", help="Virtual workers, as you will train with.")] = 4,
     steps: Annotated[int, typer.Option(help="Optimizer steps to compare in every run.")] = 12,
     workers: Annotated[

@@ -168,6 +168,9 @@ class PolicyRound:
                     wanted[node], room[node] = wanted.get(node, 0) + more, room[node] - more
             targets[job.id] = tuple(sorted(wanted.items()))
             reasons[job.id] = step.reason or job.state.reason
+            got = sum(wanted.values())
+            if got < len(job.state.slots):
+                reasons[job.id] = f"others want slots that were idle; it is measured on {counted(got, 'worker')}"
 
     # -- the policy --------------------------------------------------------------------------------------------------
 

@@ -178,7 +178,7 @@ def _promise_of(outlook: Outlook, row: int, after: int) -> str:
     if share is None or row in outlook.late:
         return "its deadline can not be met with the devices there are; only promises that can be kept come first"
     count = outlook.claims[row].ladders[share.kind].counts[share.rank]  # type: ignore[union-attr]
-    least = f"{'1 device now keeps' if count == 1 else f'{count} devices now keep'} its deadline"
+    least = f"{'1 device is' if count == 1 else f'{count} devices are'} enough now for its deadline"
     return least if after <= count else f"{least}; further ones bring most here"
 
 

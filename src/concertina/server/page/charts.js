@@ -3,6 +3,7 @@
 import { calmly, el } from "./dom.js";
 import { colourOf } from "./colours.js";
 
+const LABEL_PX = 14; // a figure over a mark takes so much room
 const TRIES_MS = [0, 1500, 5000]; // a request may be lost on the way
 let loading = null;
 function plotly() {
@@ -133,6 +134,12 @@ export function withSpeed(points, generations) {
   });
 }
 
+/** The marks whose figures fit: of those that stand too close to each other the last one, which is what held. */
+function readable(marks, points, width) {
+  const last = Math.max(points[points.length - 1].step, 1);
+  return marks.filter((mark, i) => i + 1 === marks.length || ((marks[i + 1].step - mark.step) / last) * width >= LABEL_PX);
+}
+
 /** One value over the steps; `marks` are steps at which the number of workers changed. */
 export function overSteps({ points, valueOf, unit, colour, marks = [] }, width) {
   const there = points.filter((point) => Number.isFinite(valueOf(point)));
@@ -147,7 +154,7 @@ export function overSteps({ points, valueOf, unit, colour, marks = [] }, width) 
       hovermode: "x", xaxis: { title: { text: "step" }, rangemode: "tozero", nticks: Math.max(3, Math.round(width / 80)) },
       yaxis: { rangemode: unit === "steps/s" ? "tozero" : "normal", title: unit ? { text: unit } : undefined },
       shapes: marks.map((mark) => ({ type: "line", x0: mark.step, x1: mark.step, yref: "paper", y0: 0, y1: 1, line: { color: line, width: 1, dash: "dot" } })),
-      annotations: marks.length > 12 ? [] : marks.map((mark) => ({
+      annotations: readable(marks, there, width).map((mark) => ({
         x: mark.step, yref: "paper", y: 1, yanchor: "bottom", text: `${mark.workers}`, showarrow: false, font: { size: 10, color: css("--faint") },
       })),
       margin: { l: 44, r: 10, t: 16, b: 36 },

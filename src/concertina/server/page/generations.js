@@ -35,7 +35,7 @@ function row(one, tint, longest) {
   const bar = el(".phases", { role: "img", "aria-label": words || "not measured", title: words },
     pieces.map(([name, seconds]) => el("i", { style: { width: `${(100 * seconds) / longest}%`, background: tint.get(name) } })));
   return el("tr", {},
-    el("th", { scope: "row" }, `${one.generation} `, el("small", {}, clock(one.at_s, now(), true))), el("td", {}, one.step.toLocaleString()), el("td", {}, `${one.workers}`),
-    el("td", {}, duration(one.stop_s)), el("td.wide", {}, pieces.length ? bar : "", pieces.length ? el("small", {}, duration(sum(one.phases))) : ""),
+    el("th", { scope: "row" }, `${one.generation} `, el("small", {}, clock(one.at_s, now(), true))), el("td", { "data-label": "from step" }, one.step.toLocaleString()), el("td", { "data-label": "workers" }, `${one.workers}`),
+    el("td", { "data-label": "stopped" }, duration(one.stop_s)), el("td.wide", {}, pieces.length ? bar : "", pieces.length ? el("small", {}, duration(sum(one.phases))) : ""),
     el("td.words", {}, sentence(one.reason)));
 }

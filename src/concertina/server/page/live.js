@@ -32,7 +32,7 @@ export function onMove(listener) { moves.add(listener); }
 
 function put(job) {
   const before = known.jobs.get(job.id);
-  if (!before) deal([job]);
+  if (!before && known.ready) deal([job]); // before all are read, one job alone says nothing about its place among them
   known.jobs.set(job.id, job);
   if (known.ready && String(before?.slots) !== String(job.slots)) reread();
   if (known.ready && (before?.workers !== job.workers || before?.phase !== job.phase)) {

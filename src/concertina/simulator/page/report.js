@@ -37,7 +37,7 @@ const FIGURES = [
   ["finished", "finished", count, 1],
   ["deadline_met", "deadlines met", count, 1],
   ["admitted_missed", "admitted, missed", count, -1],
-  ["rejected", "rejected", count, -1],
+  ["rejected", "refused", count, -1],
   ["avg_jct_s", "mean JCT", duration, -1],
   ["p50_jct_s", "median JCT", duration, -1],
   ["p99_jct_s", "99 % JCT", duration, -1],
@@ -125,7 +125,7 @@ function drawWaiting(trace, element) {
     name: policy.summary.policy, mode: "lines", line: { color: colourOf(i), width: 1.5, dash: dashOf(i), shape: "hvh" },
     hovertemplate: `%{y:.1f} jobs wait on average, %{customdata} at most<extra>${policy.summary.policy}</extra>`,
   }));
-  Plotly.react(element, series, layout({ hovermode: "x unified", xaxis: time.axis, yaxis: { rangemode: "tozero" } }), CONFIG);
+  Plotly.react(element, series, layout({ hovermode: "x unified", xaxis: time.axis, yaxis: { rangemode: "tozero", title: { text: "jobs" } } }), CONFIG);
 }
 
 function drawUsed(trace, element) {
@@ -137,7 +137,7 @@ function drawUsed(trace, element) {
   }));
   const load = trace.policies[0].load;
   series.push({ x: load.time_s.map(time.at), y: load.devices, name: "there are", mode: "lines", line: { color: css("--faint"), width: 1, dash: "dot" }, hoverinfo: "skip" });
-  Plotly.react(element, series, layout({ hovermode: "x unified", xaxis: time.axis, yaxis: { rangemode: "tozero" } }), CONFIG);
+  Plotly.react(element, series, layout({ hovermode: "x unified", xaxis: time.axis, yaxis: { rangemode: "tozero", title: { text: "devices" } } }), CONFIG);
 }
 
 function drawDistribution(trace, element) {
@@ -157,7 +157,7 @@ function drawDistribution(trace, element) {
 function drawDeadlines(trace, element) {
   const names = trace.policies.map((p) => p.summary.policy);
   element.style.height = `${Math.max(220, 30 * names.length + 110)}px`;
-  const series = [["met", "met", "--met"], ["late", "finished late", "--late"], ["rejected", "rejected", "--rejected"], ["unfinished", "not finished", "--unfinished"]]
+  const series = [["met", "met", "--met"], ["late", "finished late", "--late"], ["rejected", "refused", "--rejected"], ["unfinished", "not finished", "--unfinished"]]
     .map(([key, name, colour]) => ({ key, name, colour, values: trace.policies.map((p) => p.deadlines[key]) }))
     .filter((part) => part.values.some((v) => v > 0))
     .map((part) => ({
@@ -258,7 +258,8 @@ function section(trace, index) {
     charts.append(figure);
   }
   if (trace.policies.some((p) => p.load.time_s.length)) {
-    charts.append(chart("Waiting jobs", "Jobs without any device, mean of each stretch of time.", (plot) => drawWaiting(trace, plot)),
+    const waited = trace.policies.some((p) => p.load.waiting_max.some((most) => most > 0));
+    charts.append(chart("Waiting jobs", waited ? "Jobs without any device, mean of each stretch of time." : "No job ever was without a device.", (plot) => drawWaiting(trace, plot)),
       chart("Devices in use", "Mean of each stretch of time.", (plot) => drawUsed(trace, plot)));
   }
   charts.append(chart("Completion times", "Share of the finished jobs that were done within that time.", (plot) => drawDistribution(trace, plot)));
