@@ -185,9 +185,14 @@ class GenerationBook:
             if len(self._report.generations) == 1:
                 self._expect(story, story["members"])
 
-    def timed(self) -> list[Generation]:
-        """Generations that have made their first step since the last call: all of their change has been measured."""
+    def timed(self, at_the_end: bool = False) -> list[Generation]:
+        """Generations that have made their first step since the last call: all of their change has been measured.
+
+        The master may tell of one only after its steps; `at_the_end` gives all that were not given yet.
+        """
         done, self._timed = self._timed, []
+        if at_the_end:
+            done, self._untimed = done + self._untimed, []
         return done
 
     def _expect(self, story: Mapping[str, Any], workers: Sequence[int]) -> None:

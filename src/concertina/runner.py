@@ -280,8 +280,7 @@ class Run:
         for event in self._backend.events(POLL_SECONDS, self.master.wake_fd):
             self._note(event)
             self._tell(event)
-            for row in self._book.timed():
-                self._tell({"event": "generation_timed", **row.to_json()})
+            self._tell_times()
         for message in self.master.heard():
             self._obey(message)
         for message in list(self._unseated.values()):
@@ -295,6 +294,7 @@ class Run:
         report.exit, report.error = over["exit"], over["failure"]
         if over["phase"] == Phase.INTERRUPTED:
             report.exit, report.error = EXIT_INTERRUPTED_BY_USER, "interrupted"
+        self._tell_times(at_the_end=True)
         self._tell({"event": "job_ended", "exit": report.exit, "error": report.error, "step": report.steps})
         return report
 
@@ -408,6 +408,10 @@ class Run:
         if kind in ("step", "finished", "checkpoint"):
             self.report.steps = max(self.report.steps, event["step"])
         self._book.note(event)
+
+    def _tell_times(self, at_the_end: bool = False) -> None:
+        for row in self._book.timed(at_the_end):
+            self._tell({"event": "generation_timed", **row.to_json()})
 
     def _tell(self, event: Mapping[str, object]) -> None:
         self._listener({"time": round(time.time(), 3), **event})

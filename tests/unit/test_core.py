@@ -10,7 +10,7 @@ from concertina.core.env import WorkerEnv
 from concertina.core.errors import CheckpointError, UsageError
 from concertina.core.placement import VirtualPlacement
 from concertina.master.machine import Change
-from concertina.report import SampleBook
+from concertina.report import GenerationBook, Report, SampleBook
 from concertina.runner import RunSettings, parse_changes
 
 
@@ -165,6 +165,20 @@ def test_what_a_checkpoint_held_is_not_missed_by_the_job_that_goes_on_from_it() 
     told.go_back(0, 25)
     told.add({**event, "first": 5, "end": 10, "round": 25})
     assert [row["missed"] for row in told.rows()] == [20]
+
+
+def test_a_generation_that_is_told_of_after_its_steps_is_timed_at_the_end() -> None:
+    book = GenerationBook(Report(virtual=2))
+    told = {"event": "generation_started", "workers": 1, "members": [0], "reason": "", "at": 0.0}
+    book.story({**told, "generation": 0, "step": 0})
+    assert book.timed() == []
+    book.note({"event": "step", "worker": 0, "step": 1, "at": 1.0})
+    assert [row.generation for row in book.timed()] == [0]
+    book.note({"event": "step", "worker": 0, "step": 2, "at": 2.0})
+    book.story({**told, "generation": 1, "step": 1})
+    assert book.timed() == []
+    assert [row.generation for row in book.timed(at_the_end=True)] == [1]
+    assert book.timed(at_the_end=True) == []
 
 
 def test_the_sample_book_counts_missed_and_doubled_batches() -> None:
