@@ -130,7 +130,7 @@ def test_a_phase_is_named_as_it_is_shown() -> None:
         "rejected",
         "running",
     )
-    with pytest.raises(UsageError, match="no phase 'runing'; needs one of submitted, waiting, running, .*refused"):
+    with pytest.raises(UsageError, match=r"no phase 'runing'; needs one of submitted, waiting, running, .*refused"):
         phase_named("runing")
 
 
