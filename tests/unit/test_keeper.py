@@ -89,7 +89,7 @@ def test_more_slots_are_grown_into() -> None:
 
 def test_fewer_slots_are_left_by_those_who_are_there() -> None:
     assert plan(situation(on("a", "b", "c"), "b")) == Remove(
-        workers=(0, 2), replaced=False, reason="its slot was taken away"
+        workers=(0, 2), replaced=False, reason="its slots were taken away"
     )
 
 
@@ -125,14 +125,16 @@ def test_a_grow_and_a_move_at_once() -> None:
 def test_whoever_has_the_state_alone_waits_for_others_even_in_haste() -> None:
     assert plan(situation(on("a"), "b")) == Remove(workers=(0,), replaced=True, reason="its slot was taken away")
     swapped = situation(on("a", "b"), "c", "d")
-    assert plan(swapped) == Remove(workers=(0, 1), replaced=True, reason="its slot was taken away")
+    assert plan(swapped) == Remove(workers=(0, 1), replaced=True, reason="its slots were taken away")
 
 
 def test_all_move_to_fewer() -> None:
     s = situation(on("a", "b", "c"), "d")
     assert plan(s) == Remove(workers=(0,), replaced=True, reason="its slot was taken away")
     leaving = tuple(replace(w, leaving=w.worker == 0) for w in s.workers)
-    assert plan(replace(s, workers=leaving)) == Remove(workers=(1, 2), replaced=False, reason="its slot was taken away")
+    assert plan(replace(s, workers=leaving)) == Remove(
+        workers=(1, 2), replaced=False, reason="its slots were taken away"
+    )
 
 
 def test_who_is_alone_with_newcomers_on_their_way_is_never_just_removed() -> None:

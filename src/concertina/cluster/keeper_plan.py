@@ -174,11 +174,15 @@ def _ask(s: Situation) -> Decision:
 def _remove(s: Situation, go: list[Seated]) -> Remove:
     """With time, and always when nobody else has the state, others come first; else they leave, then others come."""
     stay = [w for w in s.workers if w.member and w not in go and w.slot in s.slots]
-    reason = "its slot was taken away"
     if stay and s.vacate_s < PATIENT_S:
-        return Remove(workers=tuple(w.worker for w in go), replaced=False, reason=reason)
+        return _leave(go)
     alone = all(w in go for w in s.workers if w.member)
     in_exchange = min(len(go), max(1 if alone else 0, len(s.slots) - (s.target - len(go))))
     if in_exchange > 0:
-        return Remove(workers=tuple(w.worker for w in go[:in_exchange]), replaced=True, reason=reason)
-    return Remove(workers=tuple(w.worker for w in go), replaced=False, reason=reason)
+        return _leave(go[:in_exchange], replaced=True)
+    return _leave(go)
+
+
+def _leave(go: list[Seated], replaced: bool = False) -> Remove:
+    reason = "its slot was taken away" if len(go) == 1 else "its slots were taken away"
+    return Remove(workers=tuple(w.worker for w in go), replaced=replaced, reason=reason)
