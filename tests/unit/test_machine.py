@@ -268,6 +268,26 @@ def test_moving_replaces_a_worker_in_one_change(pair: Job) -> None:
     assert pair.reasons() == ["worker 0 moved"]
 
 
+@pytest.mark.parametrize(
+    ("leavers", "members"),
+    [
+        ((2,), (0, 1, 4, 3)),
+        ((1, 3), (0, 4, 2, 5)),
+        ((0,), (3, 1, 2, 4)),
+        ((0, 3), (2, 1, 4, 5)),
+        ((0, 1, 2, 3), (4, 5, 6, 7)),
+    ],
+)
+def test_who_stays_in_a_move_keeps_its_virtual_workers_and_the_first_place_stays_in_old_hands(
+    leavers: tuple[int, ...], members: tuple[int, ...]
+) -> None:
+    job = Job(4).train()
+    job.hear(RemovalAsked("r", leavers, True, "the node is drained"))
+    job.let_in().switch()
+    assert job.members == members
+    assert job.state.shares == ((0,), (1,), (2,), (3,))
+
+
 def test_a_planned_change_is_prepared_ahead_and_popped_when_it_is_done() -> None:
     job = Job(1, schedule=(Change(500, 2), Change(600, 1))).train()
     job.hear(Progressed(0, 10, 1.0))

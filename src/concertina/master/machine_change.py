@@ -185,7 +185,7 @@ def _begin(state: State, goal: int, hold_at: int, why: str) -> Result:
     missing = goal - len(kept)
     joiners, spare = tuple(idle[:missing]), idle[missing:]
     fresh = tuple(range(state.next_worker, state.next_worker + missing - len(joiners)))
-    members = kept + joiners + fresh
+    members = _seated(state.members, kept, joiners + fresh)
     pending = Pending(
         generation=state.next_generation,
         members=members,
@@ -206,6 +206,21 @@ def _begin(state: State, goal: int, hold_at: int, why: str) -> Result:
     starts = tuple(StartWorker(worker=n, generation=pending.generation, members=(), resume=False) for n in fresh)
     state, more = proceed(state)
     return state, (_story_of_change(pending), *starts, *spared, *more)
+
+
+def _seated(before: tuple[int, ...], kept: tuple[int, ...], newcomers: tuple[int, ...]) -> tuple[int, ...]:
+    """By rank. Where as many come as go, whoever stays keeps its place, and with it its virtual workers.
+
+    But the first place, where scripts print and save, is for somebody who has been there from earlier on.
+    """
+    if len(kept) + len(newcomers) != len(before):
+        return kept + newcomers
+    coming = iter(newcomers)
+    places = [n if n in kept else next(coming) for n in before]
+    if kept and places[0] not in kept:
+        other = places.index(kept[-1])
+        places[0], places[other] = places[other], places[0]
+    return tuple(places)
 
 
 def _story_of_change(pending: Pending) -> TellStory:
