@@ -11,6 +11,7 @@ import pytest
 
 from concertina.cluster import keys
 from concertina.cluster.codec import dump, load
+from concertina.cluster.keeper import EACH_STEP, step_stride
 from concertina.cluster.keeper_book import FEWEST, WARM_UP, JobBook, SpeedMeter
 from concertina.cluster.keeper_link import StoreLink
 from concertina.cluster.keeper_plan import (
@@ -293,6 +294,13 @@ def test_speed_is_not_measured_during_a_change_and_counts_for_those_who_made_it(
     book.note(started(1, 0, 1))
     train(book, 41, 20, 0.25)
     assert book.meter.speeds == {1: 2.0, 2: 4.0, 4: 7.0}
+
+
+def test_the_story_of_a_long_job_stays_short() -> None:
+    written = [step for step in range(1, 2_000_001) if not step % step_stride(step)]
+    assert written[: 2 * EACH_STEP] == list(range(1, 2 * EACH_STEP + 1))
+    assert len(written) < 10 * EACH_STEP
+    assert all(not step % stride for stride in (64, 256) for step in written if step_stride(step) == stride)
 
 
 def planned(epochs: int, batches: int) -> dict[str, Any]:

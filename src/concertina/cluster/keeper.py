@@ -45,6 +45,7 @@ STORE_SECONDS = 2.0  # that one call may take
 READ_SECONDS = 30.0  # for the first word of the store
 LOCK_SECONDS = 10.0  # for an earlier attempt to end
 LAST_SECONDS = 60.0  # for the store to take the last word
+EACH_STEP = 4096  # steps of which every one is written down
 
 ENDINGS = {
     Outcome.FINISHED: Activity.FINISHED,
@@ -224,7 +225,10 @@ class Office:
 
     def _tell(self, event: Mapping[str, Any]) -> None:
         event = {"time": round(time.time(), 3), **event}
-        if event["event"] == "step":  # JSON has no word for what is not a number
+        if event["event"] == "step":
+            if event["step"] % step_stride(event["step"]):
+                return
+            # JSON has no word for what is not a number
             event["log"] = {name: value if isfinite(value) else None for name, value in event["log"].items()}
         try:
             self._sink.write(json.dumps(event) + "\n")
@@ -255,6 +259,11 @@ def gpus_of(node: NodeState) -> tuple[str, ...]:
     if node.device_type.lower() in ("cpu", ""):
         return ()
     return node.devices or tuple(str(index) for index in range(node.slots))
+
+
+def step_stride(step: int) -> int:
+    """The longer a job is, the fewer of its steps are written down: twice as many steps take `EACH_STEP` lines more."""
+    return 1 << max(0, (step // EACH_STEP).bit_length() - 1)
 
 
 def ends_torn(path: Path) -> bool:
