@@ -68,6 +68,8 @@ def test_a_newcomer_submits_looks_and_is_refused(cli: Cli, script: Script, tmp_p
         refused = cli("submit", "--deadline", "1s", train)
         assert (refused.returncode, refused.stdout.partition(":")[0]) == (3, "refused"), refused.stderr
         assert "what could be promised now: --deadline" in refused.stdout
+        (never,) = asked(cli, "jobs", "--all", "--phase", "refused")
+        assert f"{never['id']} never had a worker" in cli("logs", never["id"]).stderr
         quoted = cli("quote", "--deadline", "10m", train)
         assert quoted.returncode == 0, quoted.stderr
         assert "would be taken:" in quoted.stdout

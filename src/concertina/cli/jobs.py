@@ -157,7 +157,7 @@ def logs(
 
 
 def _print_logs(client: Client, job_id: str, follow: bool, worker: int | None, as_json: bool) -> None:
-    after: int | None = None
+    after, printed = None, False
     while True:
         page = client.get(f"/jobs/{quote(job_id, safe='')}/logs", worker=worker, after=after, limit=LINES)
         for line in page["lines"]:
@@ -167,10 +167,20 @@ def _print_logs(client: Client, job_id: str, follow: bool, worker: int | None, a
                 sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
         after = page["next"]
+        printed = printed or bool(page["lines"])
         if not page["lines"]:
             if page["ended"] or not follow:
+                if not printed:
+                    print(_nothing(job_id, page), file=sys.stderr)
                 return
             time.sleep(FOLLOW_SECONDS)
+
+
+def _nothing(job_id: str, page: dict[str, Any]) -> str:
+    if page["workers"]:
+        return f"worker {page['worker']} of {job_id} has printed nothing"
+    what = "never had a worker" if page["ended"] else "has no worker yet"
+    return f"{job_id} {what}; concertina describe {job_id} says why"
 
 
 def resize(
