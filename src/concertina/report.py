@@ -10,7 +10,8 @@ from typing import Any
 from concertina.core.cut_plan import position_of
 from concertina.core.sample_ledger import SampleLedger
 
-RECENT = 32  # steps whose usual length a pause is measured against
+RECENT = 64  # steps whose times are remembered
+SETTLED = 5  # steps of a generation that say how long a usual one takes
 
 
 @dataclass(slots=True)
@@ -21,7 +22,9 @@ class Generation:
     step: int
     workers: int
     reason: str
-    stop_s: float = 0.0  # of the gap between the last step before and the first step after, what exceeds a usual step
+    stop_s: float = (
+        0.0  # of the gap between the last step before and the first step after, what exceeds a usual step after
+    )
     phases: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -169,10 +172,10 @@ class GenerationBook:
         self._joiners: dict[int, int] = {}  # worker -> generation that it is to join
         self._phases: dict[int, dict[str, float]] = {}
         self._last_sign: dict[int, float] = {}  # by worker
-        self._gaps: deque[float] = deque(maxlen=RECENT)
+        self._gaps: deque[tuple[int, float]] = deque(maxlen=RECENT)  # a step, and the time since the one before
         self._last_step = (0, 0.0)  # step and when it was done
-        self._untimed: list[Generation] = []  # that have not made a step yet
-        self._timed: list[Generation] = []  # that have, and were not asked for yet
+        self._untimed: list[Generation] = []  # whose change is still being measured
+        self._timed: list[Generation] = []  # whose was, and were not asked for yet
 
     def story(self, story: Mapping[str, Any]) -> None:
         if story["event"] == "change_begun":
@@ -186,12 +189,14 @@ class GenerationBook:
                 self._expect(story, story["members"])
 
     def timed(self, at_the_end: bool = False) -> list[Generation]:
-        """Generations that have made their first step since the last call: all of their change has been measured.
+        """Generations whose change has been measured since the last call: it takes a few steps to see what is usual.
 
-        The master may tell of one only after its steps; `at_the_end` gives all that were not given yet.
+        `at_the_end` gives all that were not given yet.
         """
         done, self._timed = self._timed, []
         if at_the_end:
+            self._look(self._last_step[0])
+            done, self._timed = done + self._timed, []
             done, self._untimed = done + self._untimed, []
         return done
 
@@ -218,18 +223,34 @@ class GenerationBook:
 
     def _note_step(self, event: Mapping[str, Any]) -> None:
         step, at = event["step"], event["at"]
-        self._timed += [row for row in self._untimed if row.step < step]
-        self._untimed = [row for row in self._untimed if row.step >= step]
         before, then = self._last_step
         self._last_step = (step, at)
-        if step != before + 1 or not then:
+        if step <= before:
+            self._gaps.clear()  # it went back
+        elif step == before + 1 and then:
+            self._gaps.append((step, at - then))
+        self._look(step)
+
+    def _look(self, step: int) -> None:
+        if not self._untimed:
             return
-        gap = at - then
-        changed = [row for row in self._report.generations[1:] if row.step == before]
-        if changed:
-            usual = statistics.median(self._gaps) if self._gaps else 0.0
-            changed[-1].stop_s = max(0.0, gap - usual)
-        self._gaps.append(gap)
+        ends = [*(row.step for row in self._untimed[1:]), step]  # of each of these generations
+        done = [self._measure(row, end) or end < step for row, end in zip(self._untimed, ends, strict=True)]
+        self._timed += [row for row, is_done in zip(self._untimed, done, strict=True) if is_done]
+        self._untimed = [row for row, is_done in zip(self._untimed, done, strict=True) if not is_done]
+
+    def _measure(self, row: Generation, end: int) -> bool:
+        """How long training stood still for a generation that has come to step `end`; whether that is settled.
+
+        Steps after a change may be longer or shorter than those before it; that is no pause.
+        """
+        first = row.step + 1
+        across = [gap for step, gap in self._gaps if step == first <= end]
+        after = [gap for step, gap in self._gaps if first < step <= end][:SETTLED]
+        if across and row is not self._report.generations[0]:
+            before = [gap for step, gap in self._gaps if step < first]
+            row.stop_s = max(0.0, across[0] - statistics.median(after or before or across))
+        return len(after) >= SETTLED or (end >= first and not across)
 
 
 # What a worker's sign says has just ended.

@@ -181,6 +181,32 @@ def test_a_generation_that_is_told_of_after_its_steps_is_timed_at_the_end() -> N
     assert book.timed(at_the_end=True) == []
 
 
+def test_longer_steps_after_a_change_are_no_pause() -> None:
+    report = Report(virtual=4)
+    book = GenerationBook(report)
+    told = {"event": "generation_started", "members": [0], "reason": "", "at": 0.0}
+    at, step = 0.0, 0
+    for generation, (workers, pause, usual) in enumerate([(4, 0.0, 1.0), (2, 0.25, 2.0), (4, 0.5, 1.0)]):
+        book.story({**told, "workers": workers, "generation": generation, "step": step})
+        for k in range(7):
+            step, at = step + 1, at + usual + (pause if k == 0 else 0.0)
+            book.note({"event": "step", "worker": 0, "step": step, "at": at})
+            assert (generation in [row.generation for row in book.timed()]) == (k == (5 if generation else 0))
+    assert [row.stop_s for row in report.generations] == [0.0, 0.25, 0.5]
+
+
+def test_two_changes_at_one_step_are_one_pause() -> None:
+    report = Report(virtual=4)
+    book = GenerationBook(report)
+    told = {"event": "generation_started", "workers": 2, "members": [0], "reason": "", "at": 0.0}
+    for generation, step in enumerate([0, 3, 3]):
+        book.story({**told, "generation": generation, "step": step})
+    for step in range(1, 6):
+        book.note({"event": "step", "worker": 0, "step": step, "at": step + 9.0 * (step > 3)})
+    assert [row.generation for row in book.timed(at_the_end=True)] == [0, 1, 2]
+    assert [row.stop_s for row in report.generations] == [0.0, 0.0, 9.0]
+
+
 def test_the_sample_book_counts_missed_and_doubled_batches() -> None:
     book = SampleBook()
     event = {"loader": 0, "epoch": 2, "turn": 0, "virtual": 1, "size": 4, "expected": 40}
