@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # -- changes of workers ---------------------------------------------------------------------------------------------
 
-CHANGES = ("growing 2 -> 3", "shrinking 3 -> 2", "moving one of 3")
+CHANGES = ("growing", "shrinking", "moving one")
 DEVICES = {"on CPUs": "", "on a GPU": "On a GPU"}  # the heading each table is under
 LEAST_MS, MOST_MS = 1.0, 3e6  # of the axis; the second leaves room for what is written beside the points
 BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": SMALL}
@@ -49,7 +49,7 @@ def draw_rescale(found: list[Pauses]) -> Figure:
     heights = [len(rows) + 0.6 for rows in parts]
     grid = made.subplots(len(parts), len(CHANGES), squeeze=False, sharex=True, height_ratios=heights)
     for axes, change in zip(grid[0], CHANGES, strict=True):
-        axes.set_title(change.replace(" -> ", " to "))
+        axes.set_title(change)
     for rows, line, device in zip(parts, grid, devices, strict=True):
         for kind, axes in enumerate(line):
             rows_of(axes, [f"{row.megabytes:g} MB" for row in rows] if kind == 0 else [""] * len(rows))

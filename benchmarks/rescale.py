@@ -6,12 +6,13 @@
     python -m benchmarks.rescale copy 100         newcomers started beforehand, state copied while everybody waits
     python -m benchmarks.rescale ours 440 --device cuda    with everything on a GPU that the workers share
     python -m benchmarks.rescale ours 100 --hosts 4        with every worker on a host (network namespace) of its own
+    python -m benchmarks.rescale all --workers 1           grow 1 -> 2 instead of 2 -> 3: for a machine with two cores
     python -m benchmarks.rescale overhead         CPU time of coordination while nothing changes
     python -m benchmarks.rescale all              every row with 1, 100 and 440 MB
     python -m benchmarks.rescale table            the rows measured so far, into docs/results/rescale.md
 
 Each leaves a JSON file in the scratch folder. A pause is the gap between two steps of a worker that stays, less a usual
-step of the new world. Wants a machine with nothing else to do.
+step of the new world. Wants a machine with nothing else to do, and a core for every worker.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from concertina.runner import Run, RunSettings
 
 JOB = Path(__file__).with_name("rescale_job.py")
 SIZES = (1, 100, 440)
-VIRTUAL = 3
+WORKERS = 2  # and one more after growing; as many virtual workers
 CHANGES = 20  # of each kind
 RESTARTS = 5  # the same for what takes seconds
 QUIET_STEPS = 10  # after a change, before the next is asked for
@@ -99,6 +100,7 @@ def measure_ours(
     hosts: int = 0,
     rate: str = "",
     within: float = float("inf"),
+    workers: int = WORKERS,
 ) -> dict[str, Any]:
     """Grows 2 -> 3, moves one of 3, shrinks 3 -> 2, over and over, in one job; on one machine without `hosts`.
 
@@ -106,7 +108,7 @@ def measure_ours(
     """
     watch, marks = Watch(), folder / "marks"
     args = [str(marks), "--megabytes", str(megabytes), "--pause", str(pause), "--device", device]
-    settings = RunSettings(script=JOB, args=args, virtual=VIRTUAL, workers=2, run_dir=folder / "run")
+    settings = RunSettings(script=JOB, args=args, virtual=workers + 1, workers=workers, run_dir=folder / "run")
     asked: list[Asked] = []
     with ExitStack() as stack:
         job = stack.enter_context(Run(settings, watch, *_hosts(hosts, rate, folder, stack, lambda: job.seats)))
@@ -115,7 +117,7 @@ def measure_ours(
         for number in range(3 * changes):
             if number % 3 == 0 and time.monotonic() > until:
                 break
-            asked.append(_one_change(job, watch, number))
+            asked.append(_one_change(job, watch, number, workers))
         job.interrupt()
         turn_until_over(job)
     tracks = read_tracks(marks)
@@ -149,9 +151,9 @@ def turn_until_over(job: Run) -> None:
     job.close_report()
 
 
-def _one_change(job: Run, watch: Watch, number: int) -> Asked:
+def _one_change(job: Run, watch: Watch, number: int, workers: int) -> Asked:
     kind = ("grow", "move", "shrink")[number % 3]
-    known, wanted, leaver = len(watch.started), 2 if kind == "shrink" else 3, None
+    known, wanted, leaver = len(watch.started), workers if kind == "shrink" else workers + 1, None
     at = time.monotonic()
     if kind == "move":
         leaver = watch.members[number // 3 % len(watch.members)]  # each place in turn, the main one too
@@ -225,6 +227,7 @@ def main() -> None:
     parser.add_argument(
         "--within", type=float, default=float("inf"), metavar="S", help="`ours`: fewer, if S seconds over"
     )
+    parser.add_argument("--workers", type=int, default=WORKERS, metavar="N", help="before growing; N + 1 after it")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds that a turn sleeps, standing for a GPU")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the model is")
     parser.add_argument(
@@ -246,8 +249,11 @@ def main() -> None:
                 args.scratch,
                 name,
                 lambda folder, size=size, count=count: {
-                    **measure_ours(size, count, args.pause, args.device, folder, args.hosts, args.rate),
+                    **measure_ours(
+                        size, count, args.pause, args.device, folder, args.hosts, args.rate, workers=args.workers
+                    ),
                     "way": "hosts",
+                    "workers": args.workers,
                     "device": args.device,
                     "rate": args.rate,
                     "name": args.name,
@@ -268,8 +274,9 @@ def main() -> None:
                 args.scratch,
                 f"{way}-{size:g}-{args.device}",
                 lambda folder, way=way, size=size, count=count, limit=limit: {
-                    **MEASURES[way](size, count, args.pause, args.device, folder, **limit),
+                    **MEASURES[way](size, count, args.pause, args.device, folder, workers=args.workers, **limit),
                     "device": args.device,
+                    "workers": args.workers,
                 },
             )
     if args.what == "all":

@@ -85,7 +85,9 @@ def _trained(marks: Path, world: int, after: float) -> Callable[[], bool]:
 # -- stop, checkpoint, start again ----------------------------------------------------------------------------------
 
 
-def measure_resume(megabytes: float, changes: int, pause: float, device: str, folder: Path) -> dict[str, Any]:
+def measure_resume(
+    megabytes: float, changes: int, pause: float, device: str, folder: Path, workers: int
+) -> dict[str, Any]:
     marks, log = folder / "marks", folder / "log"
     args = _job(marks, megabytes, pause, device, "--checkpoint", str(folder / "state"))
 
@@ -106,7 +108,7 @@ def measure_resume(megabytes: float, changes: int, pause: float, device: str, fo
     kinds = ("grow", "move", "shrink") * changes
     running: list[subprocess.Popen[bytes]] = []
     try:
-        for world in (2, *((3, 3, 2) * changes)):
+        for world in (workers, *((workers + 1, workers + 1, workers) * changes)):
             _end(running)
             began = time.monotonic()
             running = start(world)
@@ -119,14 +121,16 @@ def measure_resume(megabytes: float, changes: int, pause: float, device: str, fo
 # -- torchrun ---------------------------------------------------------------------------------------------------------
 
 
-def measure_torchrun(megabytes: float, changes: int, pause: float, device: str, folder: Path) -> dict[str, Any]:
-    """An agent with two workers stays; one with a third worker comes and goes."""
+def measure_torchrun(
+    megabytes: float, changes: int, pause: float, device: str, folder: Path, workers: int
+) -> dict[str, Any]:
+    """An agent with all workers but one stays; one with that one comes and goes."""
     marks, log = folder / "marks", folder / "log"
     port = _free_port()
 
-    def agent(workers: int) -> subprocess.Popen[bytes]:
+    def agent(processes: int) -> subprocess.Popen[bytes]:
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", f"--nproc-per-node={workers}",
+            sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", f"--nproc-per-node={processes}",
             "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=rescale",
             "--rdzv-conf=last_call_timeout=1", "--max-restarts=1000", "--monitor-interval=0.1",
             str(JOB), *_job(marks, megabytes, pause, device, "--checkpoint", str(folder / "state")),
@@ -138,15 +142,15 @@ def measure_torchrun(megabytes: float, changes: int, pause: float, device: str, 
     kinds = []
     try:
         began = time.monotonic()
-        running.append(agent(2))
-        _wait(_trained(marks, 2, began), "steps with 2 processes", running, log)
+        running.append(agent(workers))
+        _wait(_trained(marks, workers, began), f"steps with {workers} processes", running, log)
         for _ in range(changes):
             began = time.monotonic()
             running.append(agent(1))
-            _wait(_trained(marks, 3, began), "steps with 3 processes", running, log)
+            _wait(_trained(marks, workers + 1, began), f"steps with {workers + 1} processes", running, log)
             began = time.monotonic()
             _end([running.pop()])
-            _wait(_trained(marks, 2, began), "steps with 2 processes again", running, log)
+            _wait(_trained(marks, workers, began), f"steps with {workers} processes again", running, log)
             kinds += ["grow", "shrink"]
     finally:
         _end(running[::-1])
@@ -156,7 +160,9 @@ def measure_torchrun(megabytes: float, changes: int, pause: float, device: str, 
 # -- copying at the switch --------------------------------------------------------------------------------------------
 
 
-def measure_copy(megabytes: float, changes: int, pause: float, device: str, folder: Path) -> dict[str, Any]:
+def measure_copy(
+    megabytes: float, changes: int, pause: float, device: str, folder: Path, workers: int
+) -> dict[str, Any]:
     from torch.distributed import TCPStore
 
     marks, log = folder / "marks", folder / "log"
@@ -186,7 +192,7 @@ def measure_copy(megabytes: float, changes: int, pause: float, device: str, fold
 
     asked: list[Asked] = []
     try:
-        members = [start(1), start(1)]
+        members = [start(1) for _ in range(workers)]
         wait(lambda: all(store.check([f"ready-{m}"]) for m in members), "workers")
         publish(1, [], members)
         wait(lambda: quiet(1), "first steps")

@@ -36,9 +36,9 @@ ON_HOSTS = (
     "MB of parameters",
     "each link",
     "",
-    "growing 2 -> 3",
-    "moving one of 3",
-    "shrinking 3 -> 2",
+    "growing",
+    "moving one",
+    "shrinking",
     "step, ms",
     "steps while catching up",
     "pieces left for the switch",
@@ -76,9 +76,10 @@ def in_short(found: Mapping[str, Any]) -> str:
 
 def _pauses(results: Sequence[Mapping[str, Any]]) -> list[str]:
     out = [
-        "Pause of the workers that stay, ms: median / worst (changes). A usual step of the new world beside it.",
+        f"Pause of the workers that stay, ms: median / worst (changes). {_worlds(results)}",
+        "A usual step of the new world beside it.",
         "",
-        "| MB of parameters | | growing 2 -> 3 | shrinking 3 -> 2 | moving one of 3 | step, ms |",
+        "| MB of parameters | | growing | shrinking | moving one | step, ms |",
         "|---|---|---|---|---|---|",
     ]
     for size in sorted({found["megabytes"] for found in results}):
@@ -91,6 +92,12 @@ def _pauses(results: Sequence[Mapping[str, Any]]) -> list[str]:
                     )
                     out.append(f"| {size:g} | {name} | {cells} | {steps} |")
     return out
+
+
+def _worlds(results: Sequence[Mapping[str, Any]]) -> str:
+    """How many workers there were."""
+    before = sorted({found["workers"] for found in results})
+    return "; ".join(f"Growing {n} -> {n + 1}, shrinking {n + 1} -> {n}, moving one of {n + 1}." for n in before)
 
 
 def _details(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -151,7 +158,7 @@ def _overhead(results: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _on_hosts(results: Sequence[Mapping[str, Any]]) -> str:
-    out = [f"| {' | '.join(ON_HOSTS)} |", "|---" * len(ON_HOSTS) + "|"]
+    out = [_worlds(results), "", f"| {' | '.join(ON_HOSTS)} |", "|---" * len(ON_HOSTS) + "|"]
     rows = sorted(results, key=lambda f: (f["megabytes"], f["rate"], f["name"] == ""))
     for found in rows:
         pauses = " | ".join(_ms(_of(found, kind, "pause")) for kind in ("grow", "move", "shrink"))

@@ -1,5 +1,6 @@
 """A member of a job as newcomers see it, made by hand, and what both must agree in."""
 
+import time
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from concertina.runtime.catch_up import CatchUp
 from concertina.runtime.desk import Desk
 from concertina.runtime.prepared import Prepared
 from concertina.runtime.sums import SharedSums
+
+PATIENCE = 20.0
 
 KINDS = [
     (torch.optim.AdamW, {"fused": True}),
@@ -74,11 +77,11 @@ def all_tensors(prepared: Prepared) -> list[torch.Tensor]:
 
 
 def settle(catch_up: CatchUp) -> None:
-    for _ in range(100):
-        if catch_up.in_step:
-            return
-        catch_up.work()
-    raise AssertionError("not in step")
+    until = time.monotonic() + PATIENCE
+    while not catch_up.in_step:
+        assert time.monotonic() < until, "not in step"
+        if not catch_up.work():
+            time.sleep(1e-4)  # it lets the member have its memory
 
 
 def assert_same(member: Member, newcomer: Prepared) -> None:

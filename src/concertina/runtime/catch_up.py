@@ -234,7 +234,9 @@ class CatchUp:
             return False
         stepped = self._step(k, note["groups"], live, grads)
         finish_work(grads.values())
-        return stepped and self._desk.overwritten <= step
+        valid = stepped and self._desk.overwritten <= step
+        self._memory.get_ready(note["shared"])  # gradients may lie in several places in turn: now there is time
+        return valid
 
     def _gradient(self, i: int, address: int, shared: list[Any], in_place: bool) -> Tensor:
         param = self._params[i].detach()

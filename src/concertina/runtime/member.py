@@ -163,7 +163,7 @@ class Member:
         generation.buckets = layout.buckets
         reducer = self._factory.make(layout, generation)
         if engine.generation is not None or self._env.joins:
-            reducer.warm()
+            self.membership.set_aside(reducer.warm)
             for loader in list(self._course.loaders):
                 loader.feed.get_ready(self._course.epoch, generation.placement.workers[generation.rank])
         return reducer

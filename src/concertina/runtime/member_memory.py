@@ -4,6 +4,7 @@ Host memory is read out of the member's process. What lies in a segment, or on a
 is. Addresses are always those that the member uses itself.
 """
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,8 @@ from concertina.runtime.digest import bit_pattern
 from concertina.runtime.segments import Segment
 from concertina.runtime.state_map import read_memory
 from concertina.runtime.sums import TOKEN_BYTES, Shared
+
+REST = 1.0  # as long as reading took: whoever reads takes at most half of what the memory can carry
 
 Where = Sequence[tuple[int, Tensor]]  # address there, memory here
 
@@ -32,17 +35,23 @@ class MemberMemory:
         self._segments: dict[str, Segment | None] = {}  # by token, each mapped once
         self._devices: dict[str, DeviceMapping] = {}  # by place
         self._scratch: dict[torch.device, Tensor] = {}
+        self._rest_until = 0.0
 
     def rests(self) -> bool:
-        """Whoever reads here disturbs nobody."""
-        return False
+        """Whether the members should have the machine's memory to themselves for a moment."""
+        return time.monotonic() < self._rest_until
+
+    def _rest(self, began: float) -> None:
+        now = time.monotonic()
+        self._rest_until = now + REST * (now - began)
 
     def copy(self, desk: Desk, where: Where) -> int:
         """Copies what lies there between two steps; how many steps that has seen, or -1 if it changed meanwhile."""
-        clock = desk.clock
+        clock, began = desk.clock, time.monotonic()
         if clock % 2:
             return -1
         self.copy_settled(clock // 2, where)
+        self._rest(began)
         return clock // 2 if desk.clock == clock else -1
 
     def copy_settled(self, steps: int, where: Where) -> None:
@@ -53,7 +62,7 @@ class MemberMemory:
 
     def compare(self, desk: Desk, where: Where) -> tuple[int, bool]:
         """Whether the same is there and here; with how many steps that has seen there, or -1."""
-        clock = desk.clock
+        clock, began = desk.clock, time.monotonic()
         if clock % 2:
             return -1, False
         equal = True
@@ -61,6 +70,7 @@ class MemberMemory:
             theirs = self._room(here)
             self.read(address, theirs)
             equal = equal and torch.equal(bit_pattern(theirs), bit_pattern(here))
+        self._rest(began)
         return (clock // 2 if desk.clock == clock else -1), equal
 
     def _room(self, like: Tensor) -> Tensor:
@@ -92,6 +102,12 @@ class MemberMemory:
                     flat = torch.frombuffer(segment.memory, dtype=like.dtype, count=like.numel(), offset=address - base)
                     return flat.as_strided(like.size(), like.stride())
         return None
+
+    def get_ready(self, shared: Sequence[Shared]) -> None:
+        """Maps what can be mapped of these stretches, so that nobody waits for that when it is needed."""
+        for _, _, place, token in shared:
+            if not place.startswith(KIND):
+                self._map(place, token)
 
     def _on_device(self, place: str, length: int, offset: int, like: Tensor) -> Tensor:
         if place not in self._devices:

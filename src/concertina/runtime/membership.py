@@ -1,7 +1,8 @@
 """A worker's place among the others: the generation it trains in, and the one that is being built.
 
-Three threads meet here. The link's thread hears the master; a builder thread builds what is to come, and takes down
-what is over, while training goes on; the training thread takes up what is ready, at a step that all members agree on.
+Three threads meet here. The link's thread hears the master; a builder thread builds what is to come while training
+goes on; the training thread takes up what is ready, at a step that all members agree on. What is over is taken down by
+a fourth, which has time.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +27,7 @@ from concertina.runtime.interrupts import Left
 from concertina.runtime.rendezvous import meet_in
 from concertina.runtime.segments import Segment, Unreachable
 from concertina.runtime.turn_clock import TurnClock
+from concertina.runtime.unhurried import Unhurried
 from concertina.runtime.wire import WireThread
 
 LEAVE_SECONDS = 60.0  # a leaver stays this long for those who may still read from it
@@ -95,8 +98,9 @@ class Membership:
         self._held_at: tuple[int, ...] = ()  # the place in the data of the newest meeting
         self.introduce: Callable[[], bytes] = lambda: b""
         self.furnish: Furnish = lambda generation: None
-        self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._builder = threading.Thread(target=self._build_and_take_down, name="concertina-builder", daemon=True)
+        self._unhurried = Unhurried()
+        self._to_build: queue.SimpleQueue[Formation | None] = queue.SimpleQueue()
+        self._builder = threading.Thread(target=self._build_what_is_wanted, name="concertina-builder", daemon=True)
         self._builder.start()
         self.link: MasterLink | None = None
         if env.launched and env.store:
@@ -187,7 +191,7 @@ class Membership:
             return
         self._wanted = formation
         if self.number in formation.members:
-            self._work.put(formation)
+            self._to_build.put(formation)
 
     def _offer_post(self) -> None:
         post = Post.create()
@@ -226,7 +230,7 @@ class Membership:
         if self._wanted is not None:
             self._never(self._wanted.generation)
         if self.pending is not None:
-            self._work.put([self.pending])
+            self.take_down(self.pending)
         self.pending = None
         self._wanted = None
 
@@ -304,24 +308,19 @@ class Membership:
         with self._changed:
             self._watched = [other for other in self._watched if other is not fabric]
 
-    def _build_and_take_down(self) -> None:
-        while True:
-            work = self._work.get()
-            if work is None:
-                return
+    def _build_what_is_wanted(self) -> None:
+        while (formation := self._to_build.get()) is not None:
             try:
-                self._do_in_background(work)
+                self._build_pending(formation)
             except Exception:  # whoever needs this thread next would wait for it in vain
                 traceback.print_exc()
-            del work
 
-    def _do_in_background(self, work: Any) -> None:
-        if isinstance(work, list):
-            self._take_down(work)
-        elif callable(work):
-            work()
+    def set_aside(self, memory: Callable[[], None]) -> None:
+        """Takes the time that training leaves, unless everybody waits for this generation."""
+        if threading.current_thread() is self._builder:
+            self._unhurried.do(memory)
         else:
-            self._build_pending(work)
+            memory()
 
     def _take_down(self, things: list[Any]) -> None:
         """Freeing large memory takes time; here nobody waits for it."""
@@ -349,7 +348,7 @@ class Membership:
             return
         with self._changed:
             if self._wanted is None or self._wanted.generation != formation.generation:
-                self._work.put([built])
+                self.take_down(built)
                 return
             self.pending = built
             self._changed.notify_all()
@@ -550,13 +549,14 @@ class Membership:
                 self._changed.wait(0.5)
 
     def in_background(self, work: Callable[[], None]) -> None:
-        self._work.put(work)
+        self._unhurried.later(work)
 
     def take_down(self, *things: Any) -> None:
-        self._work.put(list(things))
+        self._unhurried.later(partial(self._take_down, list(things)))
 
     def close(self) -> None:
-        self._work.put(None)
+        self._to_build.put(None)
+        self._unhurried.close()
         if self.link is not None:
             with contextlib.suppress(OSError):
                 self.link.close(limit_s=2.0)

@@ -5,10 +5,12 @@ acts once per step do nothing in it, what it draws and what it does to buffers a
 else that belongs to the job is replaced when the newcomer is let in.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from concertina.runtime.device_memory import finish_work
 from concertina.runtime.digest import ParameterDigest
@@ -21,7 +23,8 @@ def rehearse(engine: VirtualEngine, batch: Any) -> Iterator[Any]:
     random, buffers = RandomState.capture(), engine.buffers.copy()
     engine.rehearses = True
     try:
-        yield batch
+        with _gradients_taken(engine.params):
+            yield batch
     finally:
         engine.rehearses = False
         _rehearse_reduction(engine)
@@ -30,6 +33,29 @@ def rehearse(engine: VirtualEngine, batch: Any) -> Iterator[Any]:
             param.grad = None
         engine.buffers.load_from(buffers)
         random.restore()
+
+
+@contextmanager
+def _gradients_taken(params: Sequence[Tensor]) -> Iterator[None]:
+    """Takes each gradient as it appears, as a turn does. What a backward asks the C library for, one gradient after
+    another, the process then already has; the kernel gives memory slowly, and in the first turn all would wait for it.
+    """
+    on_host = [param for param in params if not param.is_cuda]
+    hooks = [param.register_post_accumulate_grad_hook(_take_into(torch.empty_like(param))) for param in on_host]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _take_into(place: Tensor) -> Callable[[Tensor], None]:
+    @torch.no_grad()
+    def take(param: Tensor) -> None:
+        if param.grad is not None and param.grad.layout == place.layout:
+            param.grad = place.copy_(param.grad)
+
+    return take
 
 
 def _rehearse_reduction(engine: VirtualEngine) -> None:

@@ -41,6 +41,9 @@ from concertina.runtime.turn import (
     check_same_kind,
 )
 
+# Of gradients: the kernel takes its time to find room for them. On a GPU, torch keeps what it has had.
+MUCH_BYTES = 16 << 20
+
 MakeReducer = Callable[[BucketLayout, Generation], Reducer]
 
 
@@ -58,6 +61,7 @@ class VirtualEngine:
         self.model = model
         self.names = [name for name, _ in named]
         self.params = [p for _, p in named]
+        self._has_much_on_host = sum(p.nbytes for p in self.params if not p.is_cuda) > MUCH_BYTES
         self.options = options
         self.virtual = virtual
         self.generation: Generation | None = None  # a newcomer has none until it is let in
@@ -158,9 +162,12 @@ class VirtualEngine:
         self.round_failed = False
 
     def _choose_when_to_take(self) -> None:
-        """Gradients one by one as they appear, or all at the end of a backward: cheaper where nothing could overlap."""
+        """Gradients one by one as they appear, or all at the end of a backward: cheaper where nothing could overlap,
+        and where room for all of them is nothing that has to be waited for when a job shrinks to one worker.
+        """
         at_end = (
             isinstance(self.reducer, LocalFold)
+            and not self._has_much_on_host
             and not self.layout.wants_ready_order
             and not self.options.tracks_usage
             and self.gradients.observer is None

@@ -24,6 +24,7 @@ from concertina.core.messages import (
 from concertina.runtime import session as session_module
 from concertina.runtime.events import EventPipe
 from concertina.runtime.interrupts import EndOfRun, Left, stop_request
+from concertina.runtime.unhurried import give_way
 
 
 def run_script(script: str, args: list[str]) -> int:
@@ -37,8 +38,9 @@ def run_script(script: str, args: list[str]) -> int:
     code = EXIT_OK
     try:
         runpy.run_path(script, run_name="__main__")
-    except EndOfRun:
-        pass  # _close_session knows how it ended
+    except EndOfRun as end:  # _close_session knows how it ended
+        if isinstance(end, Left):
+            give_way()
     except SystemExit as end:
         code = _code_of(end)
     except BaseException as error:
