@@ -31,6 +31,10 @@ def body(name: str, folder: Path) -> dict[str, object]:
     }
 
 
+def lent_slots(watcher: Watcher) -> set[str]:
+    return {f"{node.id}/{index}" for node in watcher.mirror.nodes() for index in node.lent}
+
+
 def test_jobs_survive_a_killed_server_and_reclaimed_slots_with_the_bits_of_one_machine(tmp_path: Path) -> None:
     state, names = tmp_path / "state", ("one", "two", "three")
     threads = set(threading.enumerate())
@@ -51,8 +55,10 @@ def test_jobs_survive_a_killed_server_and_reclaimed_slots_with_the_bits_of_one_m
             wait_for_server(state, up.url)
             assert all(watcher.mirror.job(job).state.attempt >= a for job, a in before.items())
             assert ask(up.url, "POST", "/cluster/reclaim", {"slots": 1, "return": False})["accepted"]
-            lent = {f"{node.id}/{index}" for node in watcher.mirror.nodes() for index in node.lent}
-            assert len(lent) == 1
+            assert (
+                wait_until(lambda: len(lent_slots(watcher)) == 1, 30.0) is not None
+            )  # it reads after the server wrote
+            lent = lent_slots(watcher)
             assert wait_until(lambda: not watcher.busy_since_reclaim(lent), 30.0) is not None
             assert ask(up.url, "POST", "/cluster/reclaim", {"slots": 0, "return": True})["accepted"]
             over = wait_until(lambda: all(j["ended_s"] for j in all_jobs(up.url)), LIMIT_SECONDS, 0.3)
