@@ -58,6 +58,7 @@ def interface(state: Path, store: Store | None = None, **more: Any) -> Iterator[
     thread.start()
     try:
         with httpx.Client(base_url=server.url, timeout=LIMIT_SECONDS, trust_env=False) as http:
+            http.get("/healthz")  # all its threads are there then: none of them begins in a test, as a leak would
             yield Interface(url=server.url, store=store, mirror=mirror, state=state, http=http)
     finally:
         server.stop()
