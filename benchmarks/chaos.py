@@ -35,6 +35,7 @@ from typing import Any
 
 from benchmarks import chaos_table
 from concertina.backends.local import LocalBackend
+from concertina.core.errors import ConcertinaError
 from concertina.core.messages import MASTER
 from concertina.report import Report
 from concertina.runner import Run, RunSettings
@@ -175,13 +176,17 @@ def run_once(backend: LocalBackend, folder: Path, seed: int, faults: int, stop: 
     began = time.monotonic()
     with Run(settings, fire, backend) as job:
         fire.aim(job, backend)
-        while not job.turn():
-            if stop.is_set():
-                outcome.problem = "stopped"
-                return outcome
-            if time.monotonic() - began > LIMIT_S:
-                outcome.problem = f"not over after {LIMIT_S:.0f} s, at step {job.report.steps}"
-                return outcome
+        try:
+            while not job.turn():
+                if stop.is_set():
+                    outcome.problem = "stopped"
+                    return outcome
+                if time.monotonic() - began > LIMIT_S:
+                    outcome.problem = f"not over after {LIMIT_S:.0f} s, at step {job.report.steps}"
+                    return outcome
+        except ConcertinaError as error:
+            outcome.problem = f"{type(error).__name__} at step {job.report.steps}: {error}"
+            return outcome
         report = job.close_report()
     outcome.seconds = time.monotonic() - began
     outcome.generations = len(report.generations)

@@ -17,6 +17,7 @@ from concertina.master import machine_types as t
 from concertina.master import state_json
 from concertina.master.cut_links import Complaint, cut_off
 from concertina.master.machine import OVER, Change, Phase, handle, start
+from concertina.master.speed_watch import Sign, SpeedWatch
 
 STEPS = 14
 MOST_MOVES = 20_000
@@ -66,6 +67,15 @@ class World:
         sizes = sorted(v for block in state.shares for v in block)
         assert sizes == list(range(self.virtual))
         assert len(state.shares) == len(state.members)
+        self.look_around()
+
+    def look_around(self) -> None:
+        """A master does so in any state; where one ends for it, so would each of its successors."""
+        watch = SpeedWatch(silence_s=1.0, stall_s=1.0, arrive_s=1.0)
+        for n in self.state.workers:
+            watch.heard(n, 0.0, Sign(generation=self.state.generation, turn_s=0.1 + n, turns=9, met=n, in_round=True))
+        for now in (0.5, 9.0):  # nobody is silent yet; all are
+            watch.findings(self.state, now)
 
     def send(self, commands: t.Commands) -> None:
         for command in commands:

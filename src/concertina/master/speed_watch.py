@@ -177,5 +177,6 @@ def _how_uneven(times: Mapping[int, float]) -> str:
 
 
 def _awaited(state: State) -> tuple[int, ...]:
-    """Newcomers that a change cannot go on without."""
-    return () if state.pending is None else tuple(n for n in state.pending.joiners if not state.workers[n].ready)
+    """Newcomers that a change cannot go on without. One that is lost is part of it until the others have said so."""
+    joiners = () if state.pending is None else state.pending.joiners
+    return tuple(n for n in joiners if n in state.workers and not state.workers[n].ready)
