@@ -37,8 +37,10 @@ from benchmarks import chaos_table
 from concertina.backends.local import LocalBackend
 from concertina.core.errors import ConcertinaError
 from concertina.core.messages import MASTER
+from concertina.master.service import state_key
 from concertina.report import Report
 from concertina.runner import Run, RunSettings
+from concertina.store import open_store
 
 HERE = Path(__file__).parent
 VIRTUAL, STEPS, SILENCE_S, ARRIVE_S, LIMIT_S = 4, 120, 2.0, 30.0, 300.0
@@ -74,10 +76,11 @@ class Outcome:
 class Fire:
     """Throws faults at one run."""
 
-    def __init__(self, seed: int, outcome: Outcome, most: int) -> None:
+    def __init__(self, seed: int, outcome: Outcome, most: int, story: Path) -> None:
         self._random = random.Random(seed)
         self._outcome = outcome
         self._left = most
+        self._story = story.open("w", buffering=1)  # of events and faults, for runs that fail
         self._job: Run | None = None
         self._backend: LocalBackend | None = None
         self._wanted = self._next_phase()
@@ -93,6 +96,8 @@ class Fire:
     def __call__(self, event: Mapping[str, Any]) -> None:
         """The run's listener: strikes right when a worker reports the phase that was chosen."""
         now = time.monotonic()
+        if event["event"] != "log":
+            self._story.write(json.dumps({"at": now, **event}) + "\n")
         if self._job is None or self._left <= 0 or now < self._quiet_until:
             return
         if now - self._asked_at > 1.0:  # something to disturb
@@ -125,6 +130,7 @@ class Fire:
         if struck:
             self._left -= 1
             self._outcome.faults[what] += 1
+            self._story.write(json.dumps({"at": time.monotonic(), "fault": what, "of": workers}) + "\n")
 
     def _signal(self, worker: int, number: signal.Signals) -> bool:
         assert self._backend is not None
@@ -172,7 +178,7 @@ def run_once(backend: LocalBackend, folder: Path, seed: int, faults: int, stop: 
         arrive_s=ARRIVE_S,
         run_dir=out / "run",
     )
-    fire = Fire(seed, outcome, faults)
+    fire = Fire(seed, outcome, faults, out / "events.jsonl")
     began = time.monotonic()
     with Run(settings, fire, backend) as job:
         fire.aim(job, backend)
@@ -183,6 +189,7 @@ def run_once(backend: LocalBackend, folder: Path, seed: int, faults: int, stop: 
                     return outcome
                 if time.monotonic() - began > LIMIT_S:
                     outcome.problem = f"not over after {LIMIT_S:.0f} s, at step {job.report.steps}"
+                    _look_into(job, backend, out)
                     return outcome
         except ConcertinaError as error:
             outcome.problem = f"{type(error).__name__} at step {job.report.steps}: {error}"
@@ -194,6 +201,19 @@ def run_once(backend: LocalBackend, folder: Path, seed: int, faults: int, stop: 
     outcome.digest = (out / "digest").read_text() if (out / "digest").exists() else ""
     outcome.problem = problem_of(report, outcome)
     return outcome
+
+
+def _look_into(job: Run, backend: LocalBackend, out: Path) -> None:
+    """Of a run that hangs: where its workers are, into their logs, and what its master knows."""
+    for worker in job.workers:
+        pid = backend.pid_of(worker)
+        if pid is not None:
+            os.kill(pid, signal.SIGUSR2)
+    with open_store(job.master.store) as store:
+        found = store.get(state_key(job.master.job))
+    if found is not None:
+        (out / "master.json").write_bytes(found.value)
+    time.sleep(1.0)  # for them to write
 
 
 def problem_of(report: Report, outcome: Outcome) -> str:

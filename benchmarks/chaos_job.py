@@ -5,7 +5,9 @@ clipping, a scheduler. Writes a digest of all state at the end.
 """
 
 import argparse
+import faulthandler
 import hashlib
+import signal
 import time
 from pathlib import Path
 
@@ -34,6 +36,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds each turn waits, as it would for a GPU")
     parser.add_argument("--loaders", type=int, default=0)
     args = parser.parse_args()
+    faulthandler.register(signal.SIGUSR2)  # where all threads are, into the worker's log: for runs that do not end
     session = ct.join()
     torch.manual_seed(5)
     model = nn.Sequential(
