@@ -193,6 +193,7 @@ class Job:
     device: str = "cpu"
     fused: bool = False
     tf32: bool = False
+    compiled: str = ""  # by this backend of torch.compile
     ddp: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -207,6 +208,8 @@ def make_model(job: Job) -> nn.Module:
     for name, p in model.named_parameters():
         if job.freeze and job.freeze in name:
             p.requires_grad_(False)
+    if job.compiled:
+        model.compile(backend=job.compiled)
     return model
 
 

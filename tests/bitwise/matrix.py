@@ -41,6 +41,7 @@ OPTIONS = [
     Job("parameter-groups", groups=True),
     Job("uneven-tail", model="mlp", drop_last=False, samples=133),
     Job("persistent-data-workers", model="cnn", num_workers=2, persistent=True),
+    Job("compiled", model="cnn", compiled="aot_eager"),  # the one backend that needs no compiler on the machine
 ]
 
 # What is compared every day; the rest of JOBS is for the slow proofs.

@@ -54,6 +54,13 @@ def test_accumulation_evaluation_and_data_processes_are_followed_round_by_round(
     assert rounds == {1: 1, 2: 1, 3: 1, 4: 1, 5: 3, 6: 1}  # two to accumulate; two of evaluation between 4 and 5
 
 
+def test_a_compiled_model_is_looked_at_from_outside(backend: LocalBackend, tmp_path: Path) -> None:
+    verdict = verify("compiled", backend, tmp_path, changes="2=2", steps=3)
+    assert verdict.difference is None, in_words(verdict)
+    calls = {call.module for run in verdict.runs for turn in run.turns.values() for call in turn.calls}
+    assert calls == {""}, "hooks within would be compiled, too, and change what is computed"
+
+
 FAULTS = [
     # script, cause, step, what differs, where or with what, a line to look at, layer
     ("own_generator", CauseKind.OWN_GENERATOR, 1, "output", "`model.noise.generator`", "self.generator =", "noise"),

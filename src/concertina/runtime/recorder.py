@@ -26,6 +26,7 @@ from concertina.runtime.model_hooks import ModelHook
 from concertina.runtime.prepared import Prepared
 from concertina.runtime.rng import RandomState
 from concertina.runtime.surroundings import Surroundings
+from concertina.runtime.torch_internals import is_compiled, watch_compiled_calls
 from concertina.runtime.turn import Turn
 from concertina.runtime.virtual import VirtualEngine
 
@@ -121,12 +122,22 @@ class Recorder:
         engine, model = self._engine, self._prepared.model
         engine.on_enter, engine.on_leave = self._turn_began, self._turn_ended
         engine.gradients.observer, engine.on_reduced = self._saw_gradient, self._saw_sum
-        for name, module in model.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                module.register_forward_hook(ModelHook(partial(self._saw_call, name)), with_kwargs=True)
+        self._watch_calls(model)
         for k, optimizer in enumerate(self._prepared.optimizers):
             optimizer.register_step_pre_hook(partial(self._before_update, k))
             optimizer.register_step_post_hook(partial(self._after_update, k))
+
+    def _watch_calls(self, model: nn.Module) -> None:
+        """Of all modules; of a compiled one from outside, since hooks on it or within it would be compiled, too."""
+        compiled: list[str] = []
+        for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule) or any(map(name.startswith, compiled)):
+                continue
+            saw = partial(self._saw_call, name)
+            if not watch_compiled_calls(module, partial(saw, module)):
+                module.register_forward_hook(ModelHook(saw), with_kwargs=True)
+            if is_compiled(module):
+                compiled.append(f"{name}." if name else "")
 
     def _workers(self) -> int:
         return 1 if self._engine.generation is None else self._engine.generation.fabric.size

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import _distributed_c10d as c10d
 from torch.optim import Optimizer
 from torch.utils.data._utils import worker as _data_worker
@@ -60,6 +60,26 @@ def step_without_hooks(optimizer: Optimizer) -> None:
     if getattr(step, "hooked", False):
         step = step.__wrapped__
     step(optimizer)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """By torch.compile(module), or by module.compile()."""
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+
+
+def watch_compiled_calls(module: nn.Module, saw: Callable[[Any, Any, Any], None]) -> bool:
+    """Tells of arguments, keywords and output of a module that was compiled by `module.compile()`; False for others."""
+    compiled: Any = module._compiled_call_impl
+    if compiled is None:
+        return False
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        output = compiled(*args, **kwargs)
+        saw(args, kwargs, output)
+        return output
+
+    module._compiled_call_impl = call
+    return True
 
 
 def numpy_seed_of_data_worker(base_seed: int, worker: int) -> Any:
