@@ -46,7 +46,7 @@ def test_least_workers_may_not_exceed_most() -> None:
 def test_soft_needs_a_deadline() -> None:
     with pytest.raises(InvalidJobError, match="soft"):
         job(soft=True)
-    assert job(soft=True, deadline_s=5.0).has_deadline
+    assert job(soft=True, deadline_s=5.0).soft
 
 
 def test_phases_move_only_as_the_table_says() -> None:

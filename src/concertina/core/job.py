@@ -89,11 +89,6 @@ class JobSpec:
         _check_numbers(self)
         _check_range(self)
 
-    @property
-    def has_deadline(self) -> bool:
-        """Whether there is a deadline, soft or strict."""
-        return self.deadline_s is not None
-
 
 def _check_numbers(job: JobSpec) -> None:
     if not job.id:
