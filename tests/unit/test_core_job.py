@@ -52,8 +52,8 @@ def test_soft_needs_a_deadline() -> None:
 def test_phases_move_only_as_the_table_says() -> None:
     check_move("a", (JobPhase.SUBMITTED, JobPhase.WAITING), JobPhase.RUNNING)
     with pytest.raises(IllegalMoveError, match="submitted -> waiting") as caught:
-        check_move("a", (JobPhase.SUBMITTED, JobPhase.WAITING), JobPhase.FINISHED)
-    assert caught.value.wanted == "finished"
+        check_move("a", (JobPhase.SUBMITTED, JobPhase.WAITING), JobPhase.REJECTED)
+    assert caught.value.wanted == "rejected"
 
 
 def test_every_end_has_no_way_out() -> None:

@@ -34,10 +34,19 @@ class JobPhase(Enum):
 
 
 MOVES: dict[JobPhase, frozenset[JobPhase]] = {
-    JobPhase.SUBMITTED: frozenset(  # it may end while it is still being measured
-        {JobPhase.REJECTED, JobPhase.WAITING, JobPhase.CANCELLED, JobPhase.FINISHED, JobPhase.FAILED},
+    JobPhase.SUBMITTED: frozenset(  # it is measured before it is admitted: on devices that it may keep, or to its end
+        {
+            JobPhase.REJECTED,
+            JobPhase.WAITING,
+            JobPhase.RUNNING,
+            JobPhase.CANCELLED,
+            JobPhase.FINISHED,
+            JobPhase.FAILED,
+        },
     ),
-    JobPhase.WAITING: frozenset({JobPhase.RUNNING, JobPhase.CANCELLED, JobPhase.FAILED}),
+    JobPhase.WAITING: frozenset(  # it may come to its end before it hears that its devices are gone
+        {JobPhase.RUNNING, JobPhase.CANCELLED, JobPhase.FINISHED, JobPhase.FAILED},
+    ),
     JobPhase.RUNNING: frozenset(
         {JobPhase.WAITING, JobPhase.FINISHED, JobPhase.CANCELLED, JobPhase.FAILED},
     ),
