@@ -198,7 +198,7 @@ class Controller:
         decided_ms = (time.perf_counter() - begun) * 1000
         written_ms = self._write(store, leadership, books, decision, facts)
         self._pace(books, decision, decided_ms, written_ms)
-        self._count(books, decision, decided_ms, written_ms)
+        self._count(books, decision, decided_ms)
         for job in decision.start:
             self._backend.start_keeper(job, books.memory.live[job].attempt)
         for job in decision.end:
@@ -315,13 +315,11 @@ class Controller:
             return ""
         return kind_of(request, self._scripts[key])
 
-    def _count(self, books: Books, decision: Decision, decided_ms: float, written_ms: float) -> None:
+    def _count(self, books: Books, decision: Decision, decided_ms: float) -> None:
         """For people and Prometheus; written with the next record of the cluster."""
         cluster = replace(books.memory.cluster, at_s=round(time.time(), 3))
         if decision.round:
-            cluster = replace(
-                cluster, rounds=cluster.rounds + 1, round_ms=round(decided_ms, 2), write_ms=round(written_ms, 2)
-            )
+            cluster = replace(cluster, rounds=cluster.rounds + 1, round_ms=round(decided_ms, 2))
         books.memory = replace(books.memory, cluster=cluster)
 
     def _pace(self, books: Books, decision: Decision, decided_ms: float, written_ms: float) -> None:
