@@ -15,6 +15,7 @@ from typing import Any
 
 from concertina.core.errors import ConcertinaError, JobFailed, UsageError
 from concertina.master.machine import EXIT_INTERRUPTED_BY_USER
+from concertina.report import Report
 from concertina.runner import Listener, Run, RunSettings
 
 PATIENCE_S = 600.0  # that nothing may be heard of the job
@@ -182,34 +183,11 @@ def measure_curve(
         raise UsageError(
             f"{beyond[0]} workers for {settings.virtual} virtual workers: each needs one or more; raise --virtual"
         )
-    sweep = Sweep(plan)
-    said = [time.monotonic()]  # when the job last showed a sign of life
-    request = [""]
-
-    def hear(event: Mapping[str, Any]) -> None:
-        said[0] = time.monotonic()
-        if sweep.note(event):
-            if sweep.target is None:
-                job.interrupt()
-            else:
-                request[0] = job.resize(sweep.target)
-        listener(event)
-
     trial = replace(settings, workers=plan.workers[0])
     if paced:
         trial = replace(trial, script=PACED, args=[str(settings.script.resolve()), *settings.args])
-    with Run(trial, hear) as job:
-        while not job.turn():
-            answer = job.answer(request[0])
-            if answer is not None and not answer[0]:
-                raise ConcertinaError(f"the job did not take {sweep.target} workers: {answer[1]}")
-            if len(sweep.refusals) >= MOST_REFUSALS:
-                raise ConcertinaError(f"{sweep.target} workers did not come about: {sweep.refusals[-1]}")
-            if time.monotonic() - said[0] > PATIENCE_S:
-                raise ConcertinaError(
-                    f"nothing was heard of the job for {PATIENCE_S:.0f} s while {sweep.target} workers were measured"
-                )
-        report = job.close_report()
+    sweep = Sweep(plan)
+    report = _take_through(trial, sweep, listener)
     if report.exit not in (0, EXIT_INTERRUPTED_BY_USER):
         raise JobFailed(report.error, report.exit)
     if report.exit and sweep.target is not None:
@@ -227,6 +205,34 @@ def measure_curve(
         samples_per_step=seen / report.steps if seen and report.steps else None,
         missing=plan.workers[len(sweep.points) :],
     )
+
+
+def _take_through(settings: RunSettings, sweep: Sweep, listener: Listener) -> Report:
+    """Runs the job and asks it for the workers that the sweep wants next, until that wants no more."""
+    said = [time.monotonic()]  # when the job last showed a sign of life
+    request = [""]
+
+    def hear(event: Mapping[str, Any]) -> None:
+        said[0] = time.monotonic()
+        if sweep.note(event):
+            if sweep.target is None:
+                job.interrupt()
+            else:
+                request[0] = job.resize(sweep.target)
+        listener(event)
+
+    with Run(settings, hear) as job:
+        while not job.turn():
+            answer = job.answer(request[0])
+            if answer is not None and not answer[0]:
+                raise ConcertinaError(f"the job did not take {sweep.target} workers: {answer[1]}")
+            if len(sweep.refusals) >= MOST_REFUSALS:
+                raise ConcertinaError(f"{sweep.target} workers did not come about: {sweep.refusals[-1]}")
+            if time.monotonic() - said[0] > PATIENCE_S:
+                raise ConcertinaError(
+                    f"nothing was heard of the job for {PATIENCE_S:.0f} s while {sweep.target} workers were measured"
+                )
+        return job.close_report()
 
 
 # -- the batch --------------------------------------------------------------------------------------------------------

@@ -123,11 +123,11 @@ class SampleBook:
                 ledger.expect(epoch, v, newest["expected"], loader=loader, turn=turn)
                 held = _position(max(0, self._earlier - min(by_lag)), newest)
                 if held:
-                    ledger.record(epoch, 0, v, 0, held, loader=loader, turn=turn)
+                    ledger.record(epoch, v, 0, held, loader=loader, turn=turn)
                     earlier[epoch, loader] += held
-                for lag, events in sorted(by_lag.items()):
+                for events in by_lag.values():
                     for lo, hi in _joined([_span(event) for event in events]):
-                        ledger.record(epoch, lag, v, lo, min(hi, newest["expected"]), loader=loader, turn=turn)
+                        ledger.record(epoch, v, lo, min(hi, newest["expected"]), loader=loader, turn=turn)
         rows = ledger.rows()
         for row in rows:
             if held := earlier[row["epoch"], row["loader"]]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from concertina.cli.serve import listen, url_of
 from concertina.cluster import keys
 from concertina.cluster.codec import dump
 from concertina.cluster.mirror import Mirror
@@ -15,7 +16,7 @@ from concertina.questions import Band, Delay, Eta, Quote
 from concertina.server.app import create_app
 from concertina.server.oracle import Offer, Why
 from concertina.server.parts import Parts
-from concertina.server.serve import Server, bind
+from concertina.server.serve import Server
 from concertina.store.address import open_store
 from concertina.store.lease import leader_key
 
@@ -70,12 +71,12 @@ class Site:
             token_needed=self.token_needed,
             oracle=Foresight(),
         )
-        socket = bind("127.0.0.1", self._port)
+        socket = listen("127.0.0.1", self._port)
         self._port = socket.getsockname()[1]
         self._server = Server(create_app(parts), socket)
         self._thread = threading.Thread(target=self._server.run, name="site")
         self._thread.start()
-        return self._server.url
+        return url_of("127.0.0.1", self._port)
 
     def close(self) -> None:
         if self._server is not None:

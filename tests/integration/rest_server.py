@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from concertina.cli.serve import listen, url_of
 from concertina.cluster import keys
 from concertina.cluster.codec import dump, load
 from concertina.cluster.mirror import Mirror
@@ -17,7 +18,7 @@ from concertina.cluster.records import Ask, ClusterState, JobRequest, JobState, 
 from concertina.core.job import JobPhase
 from concertina.server.app import create_app
 from concertina.server.parts import Parts
-from concertina.server.serve import Server, bind
+from concertina.server.serve import Server
 from concertina.store.lease import leader_key
 from concertina.store.memory import MemoryStore
 from concertina.store.protocol import Store
@@ -52,14 +53,15 @@ def interface(state: Path, store: Store | None = None, **more: Any) -> Iterator[
     store = store or MemoryStore()
     mirror = Mirror(store)
     mirror.start()
-    sock = bind("127.0.0.1", 0)
+    sock = listen("127.0.0.1", 0)
+    url = url_of("127.0.0.1", sock.getsockname()[1])
     server = Server(create_app(Parts(**{"store": store, "mirror": mirror, "state": state, **more})), sock)
     thread = threading.Thread(target=server.run, name="interface")
     thread.start()
     try:
-        with httpx.Client(base_url=server.url, timeout=LIMIT_SECONDS, trust_env=False) as http:
+        with httpx.Client(base_url=url, timeout=LIMIT_SECONDS, trust_env=False) as http:
             http.get("/healthz")  # all its threads are there then: none of them begins in a test, as a leak would
-            yield Interface(url=server.url, store=store, mirror=mirror, state=state, http=http)
+            yield Interface(url=url, store=store, mirror=mirror, state=state, http=http)
     finally:
         server.stop()
         thread.join(LIMIT_SECONDS)

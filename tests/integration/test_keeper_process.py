@@ -27,7 +27,6 @@ from concertina.cluster.keeper_start import (
     reap,
     start_keeper,
     start_ticks,
-    stop_keepers,
 )
 from concertina.cluster.records import ENDED, Activity, JobRequest, JobSeen, JobState, Keeper, NodeState
 from concertina.core.checkpoints import newest_whole
@@ -297,11 +296,11 @@ def test_a_keeper_that_is_asked_to_end_suspends_its_job(trial: Callable[..., Tri
     job.settled()
     keeper = job.keeper
     assert keeper is not None
-    assert stop_keepers([keeper], 30.0) == []
-    seen = job.seen
-    assert seen is not None
-    assert (seen.activity, seen.slots) == (Activity.SUSPENDED, ())
+    os.kill(keeper.pid, signal.SIGTERM)
+    seen = job.until(lambda seen: seen.activity is Activity.SUSPENDED)
+    assert seen.slots == ()
     assert seen.checkpoint_step == seen.step
+    job.gone()
 
 
 def test_a_keeper_whose_workers_can_not_be_started_any_more_leaves_the_job_to_the_next(

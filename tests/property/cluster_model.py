@@ -28,7 +28,7 @@ from concertina.cluster.turn import decide
 from concertina.cluster.turn_types import Facts, Memory
 from concertina.cluster.views import live_policy, written_notes
 from concertina.cluster.writes import Written
-from concertina.core.job import JobPhase
+from concertina.core.job import JobPhase, check_move
 
 SPEED = {1: 1.0, 2: 1.8, 3: 2.5, 4: 3.1, 8: 5.0}
 
@@ -115,6 +115,9 @@ class World:
     def _put(self, key: str, record: object) -> None:
         name = keys.job_of(key)
         if isinstance(record, JobState):
+            before = self.states.get(name)
+            if before is not None and before.phase is not record.phase:
+                check_move(name, (before.phase,), record.phase)
             self.states[name] = record
         elif isinstance(record, ClusterState):
             self.cluster = record

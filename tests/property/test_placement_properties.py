@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 from concertina.core.cluster import Cluster
 from concertina.policies.fill import take_in_order
 from concertina.policies.placement import Placer
-from concertina.policies.scaling_curve import concave_envelope
 
 COMMON = settings(max_examples=150, deadline=None)
 
@@ -92,14 +89,3 @@ def test_any_number_that_is_free_can_be_placed(racks: list[int], asks: list[int]
             assert sum(c for _, c in placed.spots) == count
             assert len({node for node, _ in placed.spots}) == len(placed.spots)
             assert sum(rooms.free) == before - count
-
-
-@COMMON
-@given(st.dictionaries(st.integers(1, 64), st.floats(0.1, 1000.0), min_size=1, max_size=8))
-def test_the_envelope_is_concave_and_nowhere_below(points: dict[int, float]) -> None:
-    lifted = concave_envelope(points)
-    assert all(lifted[x] >= points[x] * (1 - 1e-9) for x in points)
-    xs = [0, *sorted(points)]
-    ys = [0.0, *(lifted[x] for x in sorted(points))]
-    slopes = [(ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)]
-    assert all(b <= a + 1e-9 * max(1.0, abs(a)) for a, b in pairwise(slopes))

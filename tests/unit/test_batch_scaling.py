@@ -166,23 +166,23 @@ def test_hybrid_without_a_curve_is_refused() -> None:
 
 
 def test_line_24_the_target_is_k_times_the_rate_before() -> None:
-    ramp = RateRamp().scaled(500, Fraction(2), 100)
+    ramp = RateRamp().changed(500, Fraction(2), 100)
     assert 0.1 * ramp.at(10_000) == 0.2
 
 
 def test_line_27_rises_linearly_from_the_step_at_which_the_adjustment_begins() -> None:
-    ramp = RateRamp().scaled(500, Fraction(2), 100)
+    ramp = RateRamp().changed(500, Fraction(2), 100)
     assert [ramp.at(t) for t in (500, 525, 550, 575)] == [1.0, 1.25, 1.5, 1.75]
 
 
 def test_line_25_ends_t_steps_after_the_beginning_although_the_print_says_t() -> None:
-    ramp = RateRamp().scaled(500, Fraction(2), 100)
+    ramp = RateRamp().changed(500, Fraction(2), 100)
     assert ramp.at(599) == pytest.approx(1.99)
     assert ramp.at(600) == 2.0
 
 
 def test_line_29_stays_at_the_target() -> None:
-    ramp = RateRamp().scaled(0, Fraction(4), 100)
+    ramp = RateRamp().changed(0, Fraction(4), 100)
     assert {ramp.at(t) for t in (100, 101, 10**9)} == {4.0}
 
 
@@ -191,24 +191,24 @@ def test_a_step_before_the_beginning_has_the_rate_before() -> None:
 
 
 def test_a_change_in_the_middle_goes_on_from_there_to_the_product_of_both_factors() -> None:
-    first = RateRamp().scaled(0, Fraction(2), 100)
-    second = first.scaled(50, Fraction(2), 100)
+    first = RateRamp().changed(0, Fraction(2), 100)
+    second = first.changed(50, Fraction(4), 100)
     assert second.at(50) == first.at(50) == 1.5
     assert second.at(100) == pytest.approx(2.75)
     assert second.at(150) == 4.0
 
 
 def test_a_change_taken_back_in_the_middle_ends_at_exactly_the_old_rate() -> None:
-    ramp = RateRamp().scaled(0, Fraction(10, 3), 100).scaled(7, Fraction(3, 10), 100)
+    ramp = RateRamp().changed(0, Fraction(10, 3), 100).changed(7, Fraction(1), 100)
     assert ramp.at(107) == 1.0
 
 
 def test_a_ramp_of_no_steps_changes_at_once() -> None:
-    assert [RateRamp().scaled(5, Fraction(2), 0).at(t) for t in (5, 6)] == [2.0, 2.0]
+    assert [RateRamp().changed(5, Fraction(2), 0).at(t) for t in (5, 6)] == [2.0, 2.0]
 
 
 def test_a_ramp_survives_json_with_all_its_bits() -> None:
-    ramp = RateRamp().scaled(0, Fraction(10, 3), 7).scaled(3, Fraction(1, 7), 9)
+    ramp = RateRamp().changed(0, Fraction(10, 3), 7).changed(3, Fraction(10, 21), 9)
     assert RateRamp.from_json(json.loads(json.dumps(ramp.to_json()))) == ramp
 
 
@@ -216,7 +216,7 @@ def test_a_ramp_that_ends_at_zero_or_runs_backwards_is_refused() -> None:
     with pytest.raises(UsageError, match="needed factors above 0"):
         RateRamp(target=Fraction(0))
     with pytest.raises(UsageError, match="from 0 up"):
-        RateRamp().scaled(3, Fraction(2), -1)
+        RateRamp().changed(3, Fraction(2), -1)
 
 
 # -- EDL 5.4 -----------------------------------------------------------------------------------------------------

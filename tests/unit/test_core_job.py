@@ -46,14 +46,14 @@ def test_least_workers_may_not_exceed_most() -> None:
 def test_soft_needs_a_deadline() -> None:
     with pytest.raises(InvalidJobError, match="soft"):
         job(soft=True)
-    assert job(soft=True, deadline_s=5.0).has_deadline
+    assert job(soft=True, deadline_s=5.0).soft
 
 
 def test_phases_move_only_as_the_table_says() -> None:
     check_move("a", (JobPhase.SUBMITTED, JobPhase.WAITING), JobPhase.RUNNING)
     with pytest.raises(IllegalMoveError, match="submitted -> waiting") as caught:
-        check_move("a", (JobPhase.SUBMITTED, JobPhase.WAITING), JobPhase.FINISHED)
-    assert caught.value.wanted == "finished"
+        check_move("a", (JobPhase.SUBMITTED, JobPhase.WAITING), JobPhase.REJECTED)
+    assert caught.value.wanted == "rejected"
 
 
 def test_every_end_has_no_way_out() -> None:

@@ -54,7 +54,6 @@ PURE = [
             "curves",
             "evict",
             "grants",
-            "history",
             "hold",
             "keeper_book",
             "keeper_plan",

@@ -11,7 +11,6 @@ from concertina.policies.scaling_curve import (
     ScalingCurve,
     ThroughputRow,
     ThroughputTable,
-    concave_envelope,
     law,
 )
 
@@ -47,12 +46,6 @@ def test_the_fastest_count_is_the_smallest_of_equals_within_the_limit() -> None:
     assert curve.fastest("A100", 8) == 2
     assert curve.fastest("A100", 1) == 1
     assert curve.fastest("A100", 0) == 0
-
-
-def test_the_envelope_lifts_dents_and_leaves_corners() -> None:
-    points = {1: 4.0, 2: 5.0, 4: 10.0, 8: 11.0}
-    lifted = concave_envelope(points)
-    assert lifted == pytest.approx({1: 4.0, 2: 6.0, 4: 10.0, 8: 11.0})
 
 
 def test_spread_speeds_are_used_where_they_were_measured() -> None:

@@ -28,7 +28,7 @@ def test_a_change_leaves_the_batches_before_it_where_they_were() -> None:
 def test_a_last_batch_that_is_not_full_is_dropped_where_asked() -> None:
     plan = CutPlan.even(20, True, 3).from_batch(2, 5)
     assert plan.bounds() == [(0, 3), (3, 6), (6, 11), (11, 16)]
-    assert plan.trained == 16
+    assert plan.position(plan.batches) == 16
 
 
 def test_changes_at_one_batch_replace_each_other() -> None:
@@ -60,8 +60,8 @@ def test_every_sample_is_in_one_batch_however_often_the_size_changes(
     trained += plan.bounds()[batch:]
     assert trained == plan.bounds()
     positions = [p for lo, hi in trained for p in range(lo, hi)]
-    assert positions == list(range(plan.trained))
-    left = samples - plan.trained
+    assert positions == list(range(plan.position(plan.batches)))
+    left = samples - len(positions)
     assert left == 0 or (drop_last and left < plan.size)
     assert CutPlan.load(samples, drop_last, [list(cut) for cut in plan.cuts]) == plan
 

@@ -198,7 +198,7 @@ class Controller:
         decided_ms = (time.perf_counter() - begun) * 1000
         written_ms = self._write(store, leadership, books, decision, facts)
         self._pace(books, decision, decided_ms, written_ms)
-        self._count(books, decision, decided_ms, written_ms)
+        self._count(books, decision, decided_ms)
         for job in decision.start:
             self._backend.start_keeper(job, books.memory.live[job].attempt)
         for job in decision.end:
@@ -248,22 +248,9 @@ class Controller:
         )
 
     def _look(self, store: Store, books: Books) -> Facts:
-        mirror, now, live = self._mirror, time.time(), books.memory.live
+        mirror, now = self._mirror, time.time()
         fresh = self._take_fresh(books)
-        registered, gone = set(), set()
-        missing: dict[str, float] = {}
-        for job, state in live.items():
-            if state.attempt:
-                keeper = mirror.keeper(job)
-                if keeper is not None:
-                    registered.add(job)
-                over = keeper_is_over(state, mirror.seen(job), gone=False)
-                if not over and self._backend.is_gone(state, keeper, now):
-                    if not self._said_how_it_ended(store, state):
-                        gone.add(job)
-                elif not over and keeper is None:
-                    missing[job] = books.missing.get(job, now)
-        books.missing = missing
+        registered, gone = self._look_for_keepers(store, books, now)
         return Facts(
             now=now,
             nodes=self._backend.nodes(),
@@ -279,8 +266,27 @@ class Controller:
             ended=books.ended,
             admit_most=books.admit_most,
             promise_most=books.promise_most,
-            missing_s={job: now - since for job, since in missing.items()},
+            missing_s={job: now - since for job, since in books.missing.items()},
         )
+
+    def _look_for_keepers(self, store: Store, books: Books, now: float) -> tuple[set[str], set[str]]:
+        """Jobs whose keeper is in office, and those of whose last one nothing is left. Notes who is missing since when:
+        something of a keeper is there, but it is not in office."""
+        registered, gone = set(), set()
+        missing: dict[str, float] = {}
+        for job, state in books.memory.live.items():
+            if state.attempt:
+                keeper = self._mirror.keeper(job)
+                if keeper is not None:
+                    registered.add(job)
+                over = keeper_is_over(state, self._mirror.seen(job), gone=False)
+                if not over and self._backend.is_gone(state, keeper, now):
+                    if not self._said_how_it_ended(store, state):
+                        gone.add(job)
+                elif not over and keeper is None:
+                    missing[job] = books.missing.get(job, now)
+        books.missing = missing
+        return registered, gone
 
     def _said_how_it_ended(self, store: Store, state: JobState) -> bool:
         """A keeper's last word is written before it ends, but may not be in the mirror when it is no process any
@@ -309,13 +315,11 @@ class Controller:
             return ""
         return kind_of(request, self._scripts[key])
 
-    def _count(self, books: Books, decision: Decision, decided_ms: float, written_ms: float) -> None:
+    def _count(self, books: Books, decision: Decision, decided_ms: float) -> None:
         """For people and Prometheus; written with the next record of the cluster."""
         cluster = replace(books.memory.cluster, at_s=round(time.time(), 3))
         if decision.round:
-            cluster = replace(
-                cluster, rounds=cluster.rounds + 1, round_ms=round(decided_ms, 2), write_ms=round(written_ms, 2)
-            )
+            cluster = replace(cluster, rounds=cluster.rounds + 1, round_ms=round(decided_ms, 2))
         books.memory = replace(books.memory, cluster=cluster)
 
     def _pace(self, books: Books, decision: Decision, decided_ms: float, written_ms: float) -> None:

@@ -45,7 +45,7 @@ STORE_SECONDS = 2.0  # that one call may take
 READ_SECONDS = 30.0  # for the first word of the store
 LOCK_SECONDS = 10.0  # for an earlier attempt to end
 LAST_SECONDS = 60.0  # for the store to take the last word
-EACH_STEP = 4096  # steps of which every one is written down
+EACH_STEP = 4096  # lines for as many steps; from twice as many steps on, every second one is written down, and so on
 
 ENDINGS = {
     Outcome.FINISHED: Activity.FINISHED,

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from concertina.cluster.records import Keeper
@@ -135,16 +135,3 @@ def end_holders(path: Path) -> None:
     for pid in holders(path.resolve()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def stop_keepers(keepers: Sequence[Keeper], limit_s: float) -> list[Keeper]:
-    """Asks keepers of this machine to suspend their jobs; those that are still there after the limit."""
-    here = [k for k in keepers if k.host == socket.gethostname()]
-    for keeper in here:
-        if keeper_alive(keeper):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(keeper.pid, signal.SIGTERM)
-    until = time.monotonic() + limit_s
-    while (left := [k for k in here if keeper_alive(k)]) and time.monotonic() < until:
-        time.sleep(LOOK_SECONDS)
-    return left

@@ -64,14 +64,6 @@ def moment_now(mirror: Mirror, now: float, *, budget_ms: float = 300.0) -> Momen
     return Moment(snapshot=snapshot, basis=basis)
 
 
-def snapshot_now(mirror: Mirror, now: float) -> Snapshot:
-    return moment_now(mirror, now).snapshot
-
-
-def basis_now(mirror: Mirror, now: float) -> Basis:
-    return moment_now(mirror, now).basis
-
-
 def past_of(jobs: Sequence[Job], stored: Mapping[str, Curve], slots: int, now: float) -> tuple[JobSpec, ...]:
     """What was asked for lately, refused and ended jobs included. Nothing in a cluster younger than a day: its first
     jobs say little about how many will come."""

@@ -239,8 +239,7 @@ class ClusterState:
     asks_done: tuple[str, ...] = ()  # the newest: so that none is done twice after a crash
     starts: tuple[float, ...] = ()  # seconds from slots to the first step, of the newest jobs that were started
     rounds: int = 0
-    round_ms: float = 0.0  # of the last one: deciding
-    write_ms: float = 0.0  # and writing it down
+    round_ms: float = 0.0  # that the last one took to decide
     error: str = ""  # why the last round could not decide; what was granted stays
     at_s: float = 0.0
 

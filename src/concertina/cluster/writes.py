@@ -96,7 +96,7 @@ def _with_notes(state: JobState, memory: Memory) -> JobState:
 
 def _essence(cluster: ClusterState | None) -> ClusterState | None:
     """Without what only counts."""
-    return None if cluster is None else replace(cluster, rounds=0, round_ms=0.0, write_ms=0.0, at_s=0.0)
+    return None if cluster is None else replace(cluster, rounds=0, round_ms=0.0, at_s=0.0)
 
 
 def _decided(state: JobState) -> JobState:

@@ -44,11 +44,6 @@ class CutPlan:
         left = self.samples - begin
         return first + (left // size if self.drop_last else -(-left // size))
 
-    @property
-    def trained(self) -> int:
-        """Samples in all batches: all there are, or without those that do not fill a last batch."""
-        return self.position(self.batches)
-
     def position(self, batch: int) -> int:
         """Where a batch begins; the batch after the last one begins where the last one ends."""
         return position_of(batch, self.samples, self.cuts)

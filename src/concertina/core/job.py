@@ -34,10 +34,19 @@ class JobPhase(Enum):
 
 
 MOVES: dict[JobPhase, frozenset[JobPhase]] = {
-    JobPhase.SUBMITTED: frozenset(  # it may end while it is still being measured
-        {JobPhase.REJECTED, JobPhase.WAITING, JobPhase.CANCELLED, JobPhase.FINISHED, JobPhase.FAILED},
+    JobPhase.SUBMITTED: frozenset(  # it is measured before it is admitted: on devices that it may keep, or to its end
+        {
+            JobPhase.REJECTED,
+            JobPhase.WAITING,
+            JobPhase.RUNNING,
+            JobPhase.CANCELLED,
+            JobPhase.FINISHED,
+            JobPhase.FAILED,
+        },
     ),
-    JobPhase.WAITING: frozenset({JobPhase.RUNNING, JobPhase.CANCELLED, JobPhase.FAILED}),
+    JobPhase.WAITING: frozenset(  # it may come to its end before it hears that its devices are gone
+        {JobPhase.RUNNING, JobPhase.CANCELLED, JobPhase.FINISHED, JobPhase.FAILED},
+    ),
     JobPhase.RUNNING: frozenset(
         {JobPhase.WAITING, JobPhase.FINISHED, JobPhase.CANCELLED, JobPhase.FAILED},
     ),
@@ -88,11 +97,6 @@ class JobSpec:
     def __post_init__(self) -> None:
         _check_numbers(self)
         _check_range(self)
-
-    @property
-    def has_deadline(self) -> bool:
-        """Whether there is a deadline, soft or strict."""
-        return self.deadline_s is not None
 
 
 def _check_numbers(job: JobSpec) -> None:

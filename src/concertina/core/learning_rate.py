@@ -42,10 +42,6 @@ class RateRamp:
         """
         return RateRamp(begin=step, length=length, start=self.at(step), target=target)
 
-    def scaled(self, step: int, k: Fraction, length: int) -> "RateRamp":
-        """As the paper counts: k relative to the batch before. Multiplies the target, not the rate on its way there."""
-        return self.changed(step, self.target * k, length)
-
     def to_json(self) -> dict[str, Any]:
         target = [self.target.numerator, self.target.denominator]
         return {"begin": self.begin, "length": self.length, "start": self.start, "target": target}

@@ -282,14 +282,20 @@ class _Sample:
         return value, slope, bend
 
 
-def _soften_steps(part: _Options, prices: Floats, sharpness: float) -> tuple[float, Floats, Floats]:
-    """Gain, nodes used in each step and their covariance for jobs whose steps do not depend on each other."""
-    net = sharpness * part.by_step(prices, np.ones(len(part.gain)))
-    top = net.max(axis=2, keepdims=True)
+def _soft_choice(gains: Floats, sharpness: float) -> tuple[Floats, float]:
+    """How much of each choice along the last axis is taken, the better the more, and what all of it gains."""
+    net = sharpness * gains
+    top = net.max(axis=-1, keepdims=True)
     weight = np.exp(net - top)
-    total = weight.sum(axis=2, keepdims=True)
+    total = weight.sum(axis=-1, keepdims=True)
     gained = float((top + np.log(total)).sum()) / sharpness
     weight /= total
+    return weight, gained
+
+
+def _soften_steps(part: _Options, prices: Floats, sharpness: float) -> tuple[float, Floats, Floats]:
+    """Gain, nodes used in each step and their covariance for jobs whose steps do not depend on each other."""
+    weight, gained = _soft_choice(part.by_step(prices, np.ones(len(part.gain))), sharpness)
     used = weight @ part.size
     spread = (weight @ part.size**2 - used**2).sum(axis=0)
     return gained, used.sum(axis=0), np.diag(spread)
@@ -297,12 +303,7 @@ def _soften_steps(part: _Options, prices: Floats, sharpness: float) -> tuple[flo
 
 def _soften_courses(part: _Options, prices: Floats, sharpness: float) -> tuple[float, Floats, Floats]:
     """The same for jobs whose work may end within the horizon."""
-    net = sharpness * part.courses(prices, np.ones(len(part.gain)))
-    top = net.max(axis=1, keepdims=True)
-    weight = np.exp(net - top)
-    total = weight.sum(axis=1, keepdims=True)
-    gained = float((top + np.log(total)).sum()) / sharpness
-    weight /= total
+    weight, gained = _soft_choice(part.courses(prices, np.ones(len(part.gain))), sharpness)
     size = part.size[part.decode(np.arange(weight.shape[1]))]
     used = weight @ size
     spread = size.T @ (weight.sum(axis=0)[:, None] * size) - used.T @ used

@@ -1,4 +1,4 @@
-"""What a policy is: a frozen bag of parameters with two pure methods, and the list of all of them.
+"""What a policy is: a frozen bag of parameters with two pure methods. The list of all of them is in `registry.py`.
 
 To add one: a file named as in its paper, a frozen dataclass with `name` and `paper`, `allocate` and
 `explain`, a line in `POLICIES` (policies/registry.py), a test.

@@ -44,26 +44,6 @@ def law(workers: float, efficiency: float = LAW_EFFICIENCY) -> float:
     return workers * efficiency ** math.log2(workers) if workers > 0 else 0.0
 
 
-def concave_envelope(points: Mapping[int, float]) -> dict[int, float]:
-    """The least concave curve through (0, 0) that is nowhere below `points`, at the same worker counts.
-
-    Measured tables have dents (a count that was unlucky); an allocator that climbs by marginal gain would
-    stop at them.
-    """
-    hull: list[tuple[int, float]] = [(0, 0.0)]
-    for x, y in sorted(points.items()):
-        while len(hull) > 1 and _rises(hull[-2], hull[-1], (x, y)):
-            hull.pop()
-        hull.append((x, y))
-    xs, ys = [x for x, _ in hull], [y for _, y in hull]
-    return {x: _between(xs, ys, x) for x in sorted(points)}
-
-
-def _rises(a: tuple[int, float], b: tuple[int, float], c: tuple[int, float]) -> bool:
-    """Whether the slope from b to c is not below that from a to b, so that b is no corner of the hull."""
-    return (c[1] - b[1]) * (b[0] - a[0]) >= (b[1] - a[1]) * (c[0] - b[0])
-
-
 def _between(xs: list[int], ys: list[float], x: int) -> float:
     """Linear interpolation; `x` lies within `xs`."""
     i = min(bisect_right(xs, x), len(xs) - 1)

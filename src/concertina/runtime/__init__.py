@@ -1,4 +1,4 @@
-"""The training runtime: what a worker process imports. It needs torch, NumPy and the standard library, nothing else."""
+"""The training runtime: what a worker process imports. It needs torch, NumPy, pyzmq and the standard library."""
 
 from concertina.runtime.session import Session, join
 

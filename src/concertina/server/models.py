@@ -36,7 +36,6 @@ AbsolutePath = Annotated[
     str, Field(min_length=2, max_length=4096), AfterValidator(_plain_text), AfterValidator(_absolute)
 ]
 Name = Annotated[str, Field(pattern=NAME, min_length=1, max_length=63)]
-JobId = Annotated[str, Field(pattern=JOB_ID)]
 Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)]
 
 

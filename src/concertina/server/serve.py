@@ -1,4 +1,4 @@
-"""Runs the application: a socket bound first, uvicorn in the calling thread, an end that waits for nobody."""
+"""Runs the application on a socket that is bound: uvicorn in the calling thread, an end that waits for nobody."""
 
 import socket
 import sys
@@ -6,36 +6,11 @@ import sys
 import uvicorn
 from fastapi import FastAPI
 
-from concertina.core.errors import UsageError
 from concertina.server.context import Context
 
 SWITCH_SECONDS = 0.0005
 MOST_CONNECTIONS = 1000
 STOP_SECONDS = 3  # that answers in progress may take
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0: a free one. Raises UsageError."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        sock = socket.socket(family, kind, protocol)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise UsageError(
-            f"address {host}:{port} can not be used: {why}; try another --port, or 0 for a free one"
-        ) from None
-    sock.listen(512)
-    return sock
-
-
-def url_of(sock: socket.socket) -> str:
-    """Where clients on this machine reach it."""
-    host, port = sock.getsockname()[:2]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
 
 
 class Server:
@@ -56,7 +31,6 @@ class Server:
             h11_max_incomplete_event_size=64 * 1024,
         )
         self._server, self._sock = _Uvicorn(config, app.state.context), sock
-        self.url = url_of(sock)
 
     def run(self) -> None:
         # The controller computes in the same process. Whenever the loop has sent something, it would wait this long
@@ -83,8 +57,3 @@ class _Uvicorn(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._context.hub.close()
         await super().shutdown(sockets)
-
-
-def serve(app: FastAPI, host: str, port: int) -> None:
-    """Binds and runs, in the calling thread."""
-    Server(app, bind(host, port)).run()

@@ -217,6 +217,23 @@ def worst(outcomes: Sequence[JobOutcome]) -> list[Worst]:
 def device_grid(cluster: Cluster, spans: Sequence[Span], number: Mapping[str, int], axis: TimeAxis) -> Grid:
     """Which job held each group of devices for most of each bin; `number` gives each job its number."""
     per_row = math.ceil(cluster.slots / ROWS)
+    cells = _holders(cluster, spans, number, axis, per_row)
+    return {
+        "start_s": axis.start_s,
+        "step_s": axis.step_s,
+        "rows": len(cells),
+        "columns": axis.bins,
+        "devices_per_row": per_row,
+        "labels": _row_labels(cluster, per_row),
+        "bytes": cells.itemsize,
+        "cells": base64.b64encode(zlib.compress(cells.tobytes(), 6)).decode("ascii"),
+    }
+
+
+def _holders(
+    cluster: Cluster, spans: Sequence[Span], number: Mapping[str, int], axis: TimeAxis, per_row: int
+) -> NDArray[np.signedinteger]:
+    """By row of devices and bin of time, the number of the job that held most; IDLE where half was held by nobody."""
     rows = math.ceil(cluster.slots / per_row)
     best = np.zeros((rows, axis.bins))
     held = np.zeros((rows, axis.bins))
@@ -238,16 +255,7 @@ def device_grid(cluster: Cluster, spans: Sequence[Span], number: Mapping[str, in
     capacity = np.full((rows, 1), per_row * step)
     capacity[-1] = (cluster.slots - per_row * (rows - 1)) * step
     cells[held < capacity / 2] = IDLE
-    return {
-        "start_s": axis.start_s,
-        "step_s": step,
-        "rows": rows,
-        "columns": axis.bins,
-        "devices_per_row": per_row,
-        "labels": _row_labels(cluster, per_row),
-        "bytes": cells.itemsize,
-        "cells": base64.b64encode(zlib.compress(cells.tobytes(), 6)).decode("ascii"),
-    }
+    return cells
 
 
 def _row_labels(cluster: Cluster, per_row: int) -> list[str]:

@@ -17,12 +17,12 @@ import time
 import uuid
 from contextlib import suppress
 from math import ceil
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from aetcd import rpc
 
 from concertina.core.errors import LeaseGone, StoreError, StoreUnavailable
+from concertina.store.base import BaseStore
 from concertina.store.etcd_members import ATTEMPT_S, Member, Members
 from concertina.store.etcd_watch import EtcdWatch
 from concertina.store.protocol import (
@@ -39,7 +39,7 @@ from concertina.store.protocol import (
 SESSION_TTL = 60  # seconds for which a write can be asked again without being done twice
 
 
-class EtcdStore:
+class EtcdStore(BaseStore):
     """See protocol.Store."""
 
     def __init__(self, members: Members, prefix: str) -> None:
@@ -70,11 +70,6 @@ class EtcdStore:
         start = self._raw(prefix)
         answer = self._range(rpc.RangeRequest(key=start, range_end=prefix_end(start)))  # etcd sorts by key
         return Listing(entries=tuple(map(self._entry, answer.kvs)), revision=answer.header.revision)
-
-    def put(self, key: str, value: bytes, *, lease: Lease | None = None) -> int:
-        revision = self.compare_and_set(key, value, expected=None, lease=lease)
-        assert revision is not None
-        return revision
 
     def compare_and_set(
         self,
@@ -127,14 +122,6 @@ class EtcdStore:
         if os.getpid() == self._pid:  # a fork's copy of the channels belongs to the parent
             self._session.end()
             self._members.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

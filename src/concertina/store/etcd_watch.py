@@ -10,13 +10,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 from aetcd import rpc
 
 from concertina.core.errors import HistoryGone, StoreError
+from concertina.store.base import Closing
 from concertina.store.etcd_members import PAUSE_S, Member, Members, explained, is_worth_another_try
 from concertina.store.protocol import Change
 
@@ -26,7 +26,7 @@ SILENCE_S = 4.0  # without any answer, after which a member counts as frozen
 REQUIRE_LEADER = (("hasleader", "true"),)  # else a member cut off from the others would stay silent for ever
 
 
-class EtcdWatch:
+class EtcdWatch(Closing):
     """See protocol.Watch."""
 
     def __init__(self, members: Members, start: bytes, end: bytes, *, after: int, strip: int) -> None:
@@ -62,14 +62,6 @@ class EtcdWatch:
         if stream is not None:
             stream.cancel()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _follow(self) -> None:
         while not self.closed:

@@ -7,10 +7,9 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
-from typing import Self
 
 from concertina.core.errors import HistoryGone, LeaseGone, StoreError
+from concertina.store.base import BaseStore, Closing
 from concertina.store.clock import since_boot
 from concertina.store.protocol import (
     KEEP_BYTES,
@@ -34,7 +33,7 @@ class _Term:
     expires: float
 
 
-class MemoryStore:
+class MemoryStore(BaseStore):
     """One lock, one dictionary, one list of changes. Its state is gone when the object is."""
 
     def __init__(self, *, clock: Clock = since_boot, keep_changes: int = KEEP_CHANGES) -> None:
@@ -60,11 +59,6 @@ class MemoryStore:
             self._begin()
             found = sorted(key for key in self._entries if key.startswith(prefix))
             return Listing(entries=tuple(self._entries[key] for key in found), revision=self._revision)
-
-    def put(self, key: str, value: bytes, *, lease: Lease | None = None) -> int:
-        revision = self.compare_and_set(key, value, expected=None, lease=lease)
-        assert revision is not None
-        return revision
 
     def compare_and_set(
         self,
@@ -130,14 +124,6 @@ class MemoryStore:
             self._closed = True
             self._changed.notify_all()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _begin(self) -> None:
         """Under the lock, before anything else: what ran out is gone."""
         if self._closed:
@@ -196,7 +182,7 @@ class MemoryStore:
             self._changed.notify_all()
 
 
-class MemoryWatch:
+class MemoryWatch(Closing):
     """See protocol.Watch."""
 
     def __init__(self, store: MemoryStore, prefix: str, after: int) -> None:
@@ -209,11 +195,3 @@ class MemoryWatch:
     def close(self) -> None:
         self.closed = True
         self._store._wake()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -14,10 +14,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from concertina.core.errors import HistoryGone, LeaseGone, StoreAddressError, StoreError, StoreUnavailable
+from concertina.store.base import BaseStore, Closing
 from concertina.store.clock import boot_id, since_boot
 from concertina.store.protocol import (
     KEEP_BYTES,
@@ -232,7 +231,7 @@ def _explained(path: Path, error: sqlite3.Error) -> StoreError:
     return StoreError(f"store {path}: {error}")
 
 
-class SqliteStore:
+class SqliteStore(BaseStore):
     """See protocol.Store."""
 
     def __init__(self, file: SqliteFile, *, timeout_s: float) -> None:
@@ -270,11 +269,6 @@ class SqliteStore:
             ).fetchall()
             revision = _newest(connection)
         return Listing(entries=tuple(map(_entry, rows)), revision=revision)
-
-    def put(self, key: str, value: bytes, *, lease: Lease | None = None) -> int:
-        revision = self.compare_and_set(key, value, expected=None, lease=lease)
-        assert revision is not None
-        return revision
 
     def compare_and_set(
         self,
@@ -353,14 +347,6 @@ class SqliteStore:
         for watch in self._watches:
             watch.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError("this store is closed: open it again")
@@ -398,7 +384,7 @@ def _newest(connection: sqlite3.Connection) -> int:
     return row[0] if row else 0
 
 
-class SqliteWatch:
+class SqliteWatch(Closing):
     """Looks whether the file has changed. It has a connection of its own: SQLite tells of others' changes only."""
 
     def __init__(self, file: SqliteFile, prefix: str, after: int) -> None:
@@ -422,14 +408,6 @@ class SqliteWatch:
         with self._lock:
             self.closed = True
             self._file.connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _look(self) -> tuple[Change, ...]:
         if self.closed:

@@ -99,33 +99,11 @@ def diagnose(case: Case) -> Cause:
 
 def _not_repeatable(case: Case) -> Cause:
     d = case.difference
-    evidence = [f"two runs with {d.left.name} differ already, so the number of workers is not what matters"]
-    if d.stage is Stage.RANDOM:
-        evidence.append(_draw_evidence(d))
-        return Cause(
-            kind=CauseKind.UNSEEDED,
-            sentence=f"it draws from {GENERATOR_NAMES[d.name]}, which starts from another state in every run",
-            evidence=tuple(evidence),
-            advice=FIX_SEED,
-        )
-    generator = _generator_in_play(case)
-    if generator is not None:
-        path, kind = generator
-        return Cause(
-            kind=CauseKind.UNSEEDED,
-            sentence=f"it draws from its own generator `{path}` ({kind}), which is not seeded",
-            evidence=(*evidence, f"`{path}` is drawn from in that turn and had another state in the second run"),
-            advice=OWN_DRAW,
-            look_at=_makers(case, path),
-        )
-    if d.stage is Stage.PARAMS and d.step == 1:
-        return Cause(
-            kind=CauseKind.UNSEEDED,
-            sentence="the model does not start from the same parameters: they are drawn before any seed is set",
-            evidence=tuple(evidence),
-            advice="call torch.manual_seed(n) before the model is built",
-        )
-    evidence += [*equal_so_far(d), *logged_too(d)]
+    first = f"two runs with {d.left.name} differ already, so the number of workers is not what matters"
+    unseeded = _unseeded(case, first)
+    if unseeded is not None:
+        return unseeded
+    evidence = [first, *equal_so_far(d), *logged_too(d)]
     if d.stage is Stage.FAILED:
         evidence.append(f"one of them ended with: {d.right.failure or d.left.failure}")
     kernel = _library_layer(d)
@@ -144,6 +122,36 @@ def _not_repeatable(case: Case) -> Cause:
         advice="take it out, or draw from a generator that session.seed(n) governs",
         look_at=case.suspected(Suspicion.CHANCE),
     )
+
+
+def _unseeded(case: Case, evidence: str) -> Cause | None:
+    """What a seed would govern, if there was one."""
+    d = case.difference
+    if d.stage is Stage.RANDOM:
+        return Cause(
+            kind=CauseKind.UNSEEDED,
+            sentence=f"it draws from {GENERATOR_NAMES[d.name]}, which starts from another state in every run",
+            evidence=(evidence, _draw_evidence(d)),
+            advice=FIX_SEED,
+        )
+    generator = _generator_in_play(case)
+    if generator is not None:
+        path, kind = generator
+        return Cause(
+            kind=CauseKind.UNSEEDED,
+            sentence=f"it draws from its own generator `{path}` ({kind}), which is not seeded",
+            evidence=(evidence, f"`{path}` is drawn from in that turn and had another state in the second run"),
+            advice=OWN_DRAW,
+            look_at=_makers(case, path),
+        )
+    if d.stage is Stage.PARAMS and d.step == 1:
+        return Cause(
+            kind=CauseKind.UNSEEDED,
+            sentence="the model does not start from the same parameters: they are drawn before any seed is set",
+            evidence=(evidence,),
+            advice="call torch.manual_seed(n) before the model is built",
+        )
+    return None
 
 
 def _library_layer(d: Difference) -> str:

@@ -23,8 +23,6 @@ from concertina.verify.places import GENERATOR_NAMES
 from concertina.verify.records import RunRecord, read_run
 from concertina.verify.suspects import find_suspects
 
-Changes = tuple[tuple[int, int], ...]  # (step, workers)
-
 
 class Launch(Protocol):
     """Runs a job to its end. `fresh`: in processes that share nothing with earlier runs, not even an import."""
