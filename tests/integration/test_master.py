@@ -38,6 +38,9 @@ model, optimizer = session.prepare(model, optimizer)
 session.seed(3)
 loader = session.loader(data, batch_size=4)
 me = os.environ["CONCERTINA_WORKER"]
+if (folder / f"die-{me}").exists():  # at the end of the first epoch, before it can tell which samples were trained on
+    from concertina.runtime.loader import Pass
+    Pass.account = lambda *_: os.kill(os.getpid(), 9)
 for epoch in session.epochs(1000):
     for x, y in loader:
         time.sleep(float((folder / f"pause-{me}").read_text() if (folder / f"pause-{me}").exists() else 0.01))
@@ -138,6 +141,21 @@ def wanted(tmp_path_factory: pytest.TempPathFactory, backend: LocalBackend) -> s
     with alone.run:
         alone.to_end()
     return alone.digest
+
+
+# -- a worker is killed ----------------------------------------------------------------------------------------------
+
+
+def test_the_others_tell_what_a_main_worker_trained_on_that_was_killed_before_it_could(
+    trial: Make, wanted: str
+) -> None:
+    job = trial()
+    (job.folder / "die-0").touch()
+    report = job.to_end()
+    assert job.seen("worker_lost", worker=0)
+    whole = report.samples[:-1]  # the last epoch is cut off by --steps
+    assert [(row["epoch"], row["missed"]) for row in whole] == [(epoch, 0) for epoch in range(7)]
+    assert job.digest == wanted
 
 
 # -- the master is killed --------------------------------------------------------------------------------------------

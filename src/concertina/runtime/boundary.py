@@ -70,6 +70,7 @@ class Boundary:
         if agreed is None:  # without a reduction, nobody has met yet
             advances = not engine.contexts.accumulates
             agreed = elastic.agree(advances, current.loader.index, steps=0)
+        self._story.met()
         if stepped:
             self._count_step()
         if not engine.contexts.accumulates:
@@ -102,6 +103,7 @@ class Boundary:
                 self._note_wishes()
                 self._elastic.fingerprint()
                 agreed = self._elastic.agree(advances=False, next_batch=0, steps=0)
+                self._story.met()
                 break
             except PeersLost:
                 self.recover()
@@ -162,6 +164,7 @@ class Boundary:
         elastic, current = self._elastic, self._course.current
         lost = elastic.generation.fabric.lost
         self._story.events.emit("recovering", step=self._course.step, lost=list(lost))
+        self._story.tell_owed()
         if current is not None:
             current.account(elastic.point_batch)  # for all, since those who are gone cannot
         try:

@@ -181,30 +181,33 @@ class Pass:
             self._loader.passes += 1
         if self._loop.member.is_main:
             self.account()
+        else:
+            self._loop.story.owe(self._account_up_to(self._loader.index))
         self._loader.feed.close()
         self._loop.leave_pass()
 
     def account(self, end: int | None = None) -> None:
-        """Reports the batches that counted since this worker came into this pass, for all virtual workers.
+        """Reports the batches that counted since this worker came into this pass, for all virtual workers."""
+        self._loop.story.events.emit(**self._account_up_to(self._loader.index if end is None else end))
 
-        They all have equally many. `round` says at which round of the job the first was trained on, so that the same
-        report by several workers, or again after a return to a checkpoint, is known to be the same.
+    def _account_up_to(self, end: int) -> dict[str, Any]:
+        """Virtual workers all have equally many batches. `round` says at which round of the job the first was trained
+        on: so the same report by several workers, or again after a return to a checkpoint, is known to be the same.
         """
         loader, loop = self._loader, self._loop
-        end = loader.index if end is None else end
         counts = loader.feed.sample_counts()
-        loop.story.events.emit(
-            "samples",
-            loader=loader.number,
-            epoch=loop.course.epoch,
-            turn=self._number,
-            virtual=loop.engine.virtual,
-            first=self._first,
-            end=end,
-            round=loop.course.rounds - (loader.index - self._first),
-            batches=loader.feed.batches,
-            size=loader.feed.options.batch_size,
-            seen=sum(counts[self._first : end]),
-            expected=sum(counts),
+        return {
+            "event": "samples",
+            "loader": loader.number,
+            "epoch": loop.course.epoch,
+            "turn": self._number,
+            "virtual": loop.engine.virtual,
+            "first": self._first,
+            "end": end,
+            "round": loop.course.rounds - (loader.index - self._first),
+            "batches": loader.feed.batches,
+            "size": loader.feed.options.batch_size,
+            "seen": sum(counts[self._first : end]),
+            "expected": sum(counts),
             **({} if loader.feed.plan is None else {"cuts": [n for cut in loader.feed.plan.cuts for n in cut]}),
-        )
+        }

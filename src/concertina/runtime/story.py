@@ -28,6 +28,7 @@ class Story:
         self._course = course
         self._logged: dict[str, Any] = {}
         self._unsent: tuple[int, int, float, dict[str, Any]] | None = None
+        self._owed: list[dict[str, Any]] = []  # what the main worker has to tell
 
     def plan(self, epochs: int) -> None:
         """What the script will make, as far as it can be told: it mostly trains on its first loader."""
@@ -54,6 +55,23 @@ class Story:
             step, epoch, at, values = self._unsent
             self.events.emit("step", step=step, epoch=epoch, at=at, log=numbers_among(values))
             self._unsent = None
+
+    # -- in the place of the main worker -----------------------------------------------------------------------------
+
+    def owe(self, event: dict[str, Any]) -> None:
+        """The main worker tells this, and comes to the next meeting after that; who knows whether it lives so long."""
+        self._owed.append(event)
+
+    def met(self) -> None:
+        """Everybody has come to a meeting."""
+        self._owed.clear()
+
+    def tell_owed(self) -> None:
+        """Somebody is lost: should it be the main worker, others say what it was about to say. To say it twice does no
+        harm."""
+        for event in self._owed:
+            self.events.emit(**event)
+        self._owed.clear()
 
     # -- changes -----------------------------------------------------------------------------------------------------
 
