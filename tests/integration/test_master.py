@@ -41,6 +41,14 @@ me = os.environ["CONCERTINA_WORKER"]
 if (folder / f"die-{me}").exists():  # at the end of the first epoch, before it can tell which samples were trained on
     from concertina.runtime.loader import Pass
     Pass.account = lambda *_: os.kill(os.getpid(), 9)
+if (folder / f"freeze-{me}").exists():  # when it leaves, before others can read what only it has
+    from concertina.runtime.elastic import Elastic
+    make_final = Elastic.make_final
+    def freeze(self):
+        if self.agreement is not None and self.agreement.change_to > 0:
+            os.kill(os.getpid(), 19)
+        make_final(self)
+    Elastic.make_final = freeze
 for epoch in session.epochs(1000):
     for x, y in loader:
         time.sleep(float((folder / f"pause-{me}").read_text() if (folder / f"pause-{me}").exists() else 0.01))
@@ -155,6 +163,19 @@ def test_the_others_tell_what_a_main_worker_trained_on_that_was_killed_before_it
     assert job.seen("worker_lost", worker=0)
     whole = report.samples[:-1]  # the last epoch is cut off by --steps
     assert [(row["epoch"], row["missed"]) for row in whole] == [(epoch, 0) for epoch in range(7)]
+    assert job.digest == wanted
+
+
+def test_a_newcomer_that_waits_for_a_leaver_that_is_lost_gives_up_and_the_others_go_on(
+    trial: Make, wanted: str
+) -> None:
+    job = trial(workers=3)
+    (job.folder / "freeze-1").touch()
+    job.go_on(lambda: job.step >= 5)
+    assert job.ask(job.run.remove([1], replaced=True))[0]
+    job.take_time()
+    job.to_end()
+    assert job.seen("worker_lost", worker=1)
     assert job.digest == wanted
 
 

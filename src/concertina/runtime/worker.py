@@ -38,7 +38,8 @@ def run_script(script: str, args: list[str]) -> int:
     code = EXIT_OK
     try:
         runpy.run_path(script, run_name="__main__")
-    except EndOfRun as end:  # _close_session knows how it ended
+    except EndOfRun as end:
+        code = _code_of_end(end)
         if isinstance(end, Left):
             give_way()
     except SystemExit as end:
@@ -58,6 +59,10 @@ def _as_fresh_process(env: WorkerEnv) -> None:
     np.random.seed()
     if env.threads:
         torch.set_num_threads(env.threads)
+
+
+def _code_of_end(end: EndOfRun) -> int:
+    return EXIT_LEFT if isinstance(end, Left) else EXIT_INTERRUPTED
 
 
 def _code_of(end: SystemExit) -> int:
@@ -124,8 +129,8 @@ def _close_session(code: int, events: EventPipe) -> int:
             events.emit("failed", error="the script never called concertina.join()", usage=True, kind="UsageError")
             return EXIT_USAGE
         return code
-    if current.end is not None:
-        code = EXIT_LEFT if isinstance(current.end, Left) else EXIT_INTERRUPTED
+    if current.end is not None:  # also where the script has caught it
+        code = _code_of_end(current.end)
     elif code == EXIT_OK:
         try:
             current.close_pass()
