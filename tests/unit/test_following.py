@@ -1,7 +1,9 @@
 """A newcomer that steps along with a member ends with the member's bits, whatever happens on the way."""
 
 import os
+import time
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,11 +24,13 @@ from concertina.runtime.state_map import describe
 from concertina.runtime.sums import SharedSums
 
 
-def follow(member: Member, kind: Any, **options: Any) -> tuple[CatchUp, Prepared]:
+def follow(
+    member: Member, kind: Any, awaited: Callable[[], bool] = lambda: True, **options: Any
+) -> tuple[CatchUp, Prepared]:
     newcomer = prepared_of(kind, 2, **options)
     description = describe(member.prepared)
     assert description is not None
-    return CatchUp(MemberMemory(os.getpid()), member.desk, newcomer, description), newcomer
+    return CatchUp(MemberMemory(os.getpid()), member.desk, newcomer, description, awaited=awaited), newcomer
 
 
 @pytest.mark.parametrize("shares", [True, False])
@@ -255,7 +259,9 @@ class Shows:
     def __init__(self) -> None:
         self.prepared = prepared_of(torch.optim.AdamW, 1)
         self.desk = Desk.create(2, 100)
-        self.engine = SimpleNamespace(reducer=object(), on_update=None, before_results=None, on_spoiled=None)
+        self.engine = SimpleNamespace(
+            reducer=object(), on_update=None, on_updated=None, before_results=None, on_spoiled=None
+        )
         wanted = SimpleNamespace(joiners=(7,), generation=3, members=(1, 7), desks=("1/fd/1", "7/fd/1"))
         membership = SimpleNamespace(wanted=wanted, in_background=lambda work: work())
         self.shown = Shown(cast(Any, self.engine), cast(Any, membership), self.desk)
@@ -269,6 +275,8 @@ class Shows:
         if self.engine.on_update is not None:
             self.engine.on_update(0)
         self.prepared.optimizers[0].step()
+        if self.engine.on_updated is not None:
+            self.engine.on_updated()
         self.shown.step += 1
 
     def last_note(self) -> dict[str, Any]:
@@ -295,6 +303,28 @@ def test_gradients_that_a_script_changes_after_the_update_spoil_the_step(meddle:
         assert member.desk.clock == 2 * member.shown.step
 
 
+def _clamp(param: torch.Tensor) -> None:
+    with torch.no_grad():
+        param.clamp_(-0.01, 0.01)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_parameters_that_a_script_changes_itself_are_named(before: bool) -> None:
+    member = Shows()
+    params = list(member.prepared.model.parameters())
+    for _ in range(2):
+        if before:
+            _clamp(params[1])
+        member.step()
+        if not before:
+            _clamp(params[1])
+        member.shown.show()
+        assert member.last_note() == {"step": member.shown.step, "updates": 1, "spoiled": False, "changed": [1]}
+    member.step()
+    member.shown.show()
+    assert "changed" not in member.last_note()
+
+
 def test_state_that_has_moved_is_described_again() -> None:
     member = Shows()
     before = member.desk.described
@@ -314,3 +344,68 @@ def test_tensors_among_hyperparameters_are_not_shown() -> None:
     note = member.last_note()
     assert note["optimizer"] == 0
     assert "grads" not in note
+
+
+def test_a_comparison_before_any_step_was_made_proves_nothing() -> None:
+    member = Member(torch.optim.AdamW, shares=True)
+    member.step()
+    catch_up, newcomer = follow(member, torch.optim.AdamW)
+    settle(catch_up)
+    member.step()
+    with torch.no_grad():
+        member.params[0].data.clamp_(-0.1, 0.1)  # as some scripts do after every step
+    assert catch_up.reaches(member.number)
+    assert catch_up.finish(member.number) == 1
+    assert_same(member, newcomer)
+
+
+def test_what_differs_unexplained_makes_everything_else_suspect() -> None:
+    member = Member(torch.optim.AdamW, shares=True)
+    member.step()
+    catch_up, newcomer = follow(member, torch.optim.AdamW)
+    settle(catch_up)
+    for changed in (0, 1):  # past autograd's counting of versions, once to one of them, once to another
+        member.step()
+        member.params[changed].data.clamp_(-0.01, 0.01)
+        settle_comparisons(catch_up)
+    assert catch_up.reaches(member.number)
+    assert catch_up.finish(member.number) == len(member.params)
+    assert_same(member, newcomer)
+
+
+def settle_comparisons(catch_up: CatchUp) -> None:
+    while any(not piece.proved and piece.exact for piece in catch_up._pieces):
+        catch_up.work()
+        time.sleep(1e-4)
+
+
+def test_what_a_script_changes_itself_is_told_and_copied_at_the_switch() -> None:
+    member = Member(torch.optim.AdamW, shares=True)
+    member.step()
+    catch_up, newcomer = follow(member, torch.optim.AdamW)
+    settle(catch_up)
+    member.step()
+    settle_comparisons(catch_up)
+    with torch.no_grad():
+        member.params[1].clamp_(-0.01, 0.01)
+    member.begin()
+    member.end(changed=[1])
+    assert catch_up.reaches(member.number)
+    assert catch_up.in_step
+    assert catch_up.finish(member.number) == 1
+    assert_same(member, newcomer)
+
+
+def test_who_is_not_waited_for_is_ready_when_it_has_made_a_step() -> None:
+    member = Member(torch.optim.AdamW, shares=True)
+    member.step()
+    catch_up, newcomer = follow(member, torch.optim.AdamW, awaited=lambda: False)
+    for _ in range(100):
+        catch_up.work()
+        time.sleep(1e-4)
+    assert not catch_up.in_step
+    member.step()
+    settle(catch_up)
+    assert all(piece.proved for piece in catch_up._pieces)
+    assert catch_up.finish(member.number) == 0
+    assert_same(member, newcomer)

@@ -48,7 +48,9 @@ class Piece:
     parts: list[Part]
     scalars: dict[str, torch.Size] = field(default_factory=dict)  # single numbers, with their shape
     version: int = -1  # steps that what we hold has seen; -1: nothing yet
+    copied: int = -1  # steps that it had seen when it was copied
     compared: bool = False
+    proved: bool = False  # compared after a step that we made, too: before, it says nothing about those
     exact: bool = True
     leaf: Tensor | None = None  # what the replaying optimizer takes for its parameter
 

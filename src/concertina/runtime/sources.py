@@ -3,6 +3,7 @@
 import contextlib
 import json
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -141,12 +142,19 @@ class Sources:
                 if _form(description) != form:
                     memory.close()
                     raise OSError("one member has told anew where its state lies, and another has not yet")
-                made.append(CatchUp(memory, desk, self._prepared, description, room, (first, end, SHARES)))
+                share = (first, end, SHARES)
+                awaited = partial(self._awaits_us, desk)
+                made.append(CatchUp(memory, desk, self._prepared, description, room, share, awaited))
         except OSError:
-            for share in made:
-                share.close()
+            for catch_up in made:
+                catch_up.close()
             raise
         return made[0] if len(made) == 1 else Together(made)
+
+    def _awaits_us(self, desk: Desk) -> bool:
+        """Whether the member may be waiting for this change with the step that it is in."""
+        hold_at = self._formation.hold_at
+        return hold_at > 0 and desk.clock // 2 + 1 >= hold_at
 
     def lost_sight(self, error: OSError) -> None:
         """A network may fail for a moment; a member that has ended is missed by the master, too."""

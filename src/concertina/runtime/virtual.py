@@ -88,6 +88,7 @@ class VirtualEngine:
         self.on_reduced: Callable[[], None] | None = None  # gradients are summed, user code has not touched them
         self.commit: Callable[[], None] = lambda: None  # all workers have folded; raises PeersLost if one is gone
         self.on_update: Callable[[int], None] | None = None  # while newcomers follow: optimizer k is about to step
+        self.on_updated: Callable[[], None] = lambda: None  # it has stepped
         self.before_results: Callable[[], None] = lambda: None
         self.on_spoiled: Callable[[], None] = lambda: None
         self.on_take_up: Callable[[Generation], None] = lambda generation: None
