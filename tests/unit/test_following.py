@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from concertina.runtime.buckets import BucketLayout, DdpOptions
 from concertina.runtime.catch_up import LEAVES_GRADIENTS, CatchUp, rehearse_update
 from concertina.runtime.desk import METAS, Desk
-from concertina.runtime.handover import pack, unpack
+from concertina.runtime.handover import hand_over, pack, receive, unpack
 from concertina.runtime.member_memory import MemberMemory
 from concertina.runtime.pieces import ELEMENTWISE
 from concertina.runtime.prepared import Prepared
@@ -157,6 +157,32 @@ def test_what_an_optimizer_cannot_do_to_other_parameters_is_left_to_the_switch()
     assert "cannot be made elsewhere (KeyError" in catch_up.gave_up
     assert catch_up.finish(member.number) == len(member.params)
     assert_same(member, newcomer)
+
+
+class Counting(torch.optim.Optimizer):
+    """Keeps something that is of no parameter, as MADGRAD does."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        steps = self.state.setdefault("k", torch.tensor([0]))  # type: ignore[call-overload]
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad, alpha=0.1 / (1 + steps.item()))
+        steps += 1
+
+
+def test_what_an_optimizer_keeps_for_no_parameter_is_handed_over_with_all_else() -> None:
+    member = Member(Counting, shares=True)
+    for _ in range(2):
+        member.step()
+    assert describe(member.prepared) is None
+    handed = hand_over(member.prepared, {}, whole=False)
+    newcomer = prepared_of(Counting, 2)
+    newcomer.load(receive(handed.address)["whole"])
+    assert newcomer.optimizers[0].state["k"] == 2  # type: ignore[index]
+    assert all(map(torch.equal, newcomer.model.parameters(), member.params))
 
 
 def test_gradients_that_are_overwritten_too_soon_are_not_trusted() -> None:
