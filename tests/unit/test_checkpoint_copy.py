@@ -9,6 +9,7 @@ import torch
 
 from concertina.runtime.checkpoint import to_bytes
 from concertina.runtime.checkpoint_writer import in_memory
+from concertina.runtime.prepared import Prepared
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,24 @@ def test_a_scheduler_with_milestones_keeps_them_through_a_checkpoint() -> None:
         scheduler.step()
         rates.append(round(scheduler.get_last_lr()[0], 3))
     assert rates == [1.0, 1.0, 0.1, 0.1, 0.01, 0.01]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD, torch.optim.AdamW])
+def test_what_an_optimizer_keeps_in_another_precision_comes_back_as_it_was(kind: Any) -> None:
+    def made() -> Prepared:
+        torch.manual_seed(1)
+        model = torch.nn.Linear(3, 2).bfloat16()
+        return Prepared.sort((model, kind(model.parameters())))
+
+    before, after = made(), made()
+    for _ in range(3):
+        for param in before.model.parameters():
+            param.grad = torch.randn_like(param)
+        before.optimizers[0].step()
+    after.load(torch.load(io.BytesIO(to_bytes(in_memory(before.state()))), weights_only=True))
+    kept = [list(p.optimizers[0].state.values()) for p in (before, after)]
+    assert [{k: v.dtype for k, v in state.items()} for state in kept[0]] == [
+        {k: v.dtype for k, v in state.items()} for state in kept[1]
+    ]
+    for ours, theirs in zip(*kept, strict=True):
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
