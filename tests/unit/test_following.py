@@ -1,5 +1,6 @@
 """A newcomer that steps along with a member ends with the member's bits, whatever happens on the way."""
 
+import errno
 import os
 import time
 from collections import Counter
@@ -12,6 +13,8 @@ import torch
 from followed import KINDS, Member, assert_same, prepared_of, settle
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from concertina.core.formation import Formation
+from concertina.core.placement import VirtualPlacement
 from concertina.runtime.buckets import BucketLayout, DdpOptions
 from concertina.runtime.catch_up import LEAVES_GRADIENTS, CatchUp, rehearse_update
 from concertina.runtime.desk import METAS, Desk
@@ -20,6 +23,7 @@ from concertina.runtime.member_memory import MemberMemory
 from concertina.runtime.pieces import ELEMENTWISE
 from concertina.runtime.prepared import Prepared
 from concertina.runtime.shown import Shown
+from concertina.runtime.sources import MOVES, Sources
 from concertina.runtime.state_map import describe
 from concertina.runtime.sums import SharedSums
 
@@ -361,6 +365,52 @@ def test_state_that_has_moved_is_described_again() -> None:
     member.shown.show()
     assert member.last_note()["spoiled"]
     assert member.desk.described != before
+
+
+def sources_of(member: Shows) -> tuple[Sources, Prepared]:
+    own, newcomer = Desk.create(2, 100), prepared_of(torch.optim.AdamW, 2)
+    formation = Formation(
+        generation=3,
+        members=(1, 7),
+        placement=VirtualPlacement.blocks(2, 2),
+        desks=(member.desk.segment.address, own.segment.address),
+        joiners=(7,),
+        sources=((1, member.desk.segment.address),),
+    )
+    return Sources(formation, 7, own, newcomer, 2), newcomer
+
+
+def test_a_member_that_gives_memory_back_is_not_taken_for_ended() -> None:
+    sources, _ = sources_of(Shows())
+    assert sources.begin() is not None
+    sources.lost_sight(OSError(errno.EFAULT, "cannot read the memory of a process"))
+    assert sources.wants_beginning
+    assert not sources.gone
+    sources.lost_sight(OSError(errno.ESRCH, "cannot read the memory of a process"))
+    assert sources.gone
+
+
+def test_state_that_moves_at_every_step_is_left_to_the_switch() -> None:
+    member = Shows()
+    sources, _ = sources_of(member)
+    param = next(iter(member.prepared.model.parameters()))
+    for _ in range(MOVES):
+        catch_up = sources.begin()
+        assert catch_up is not None
+        assert not catch_up.in_step
+        member.step()
+        param.data = param.data.clamp(-0.1, 0.1)
+        member.shown.show()
+        assert sources.wants_beginning
+    catch_up = sources.begin()
+    assert catch_up is not None
+    assert catch_up.in_step
+    assert "in other memory" in catch_up.gave_up
+    member.step()
+    param.data = param.data.clamp(-0.1, 0.1)
+    member.shown.show()
+    assert not sources.wants_beginning  # it would be in vain
+    assert sources.have_moved
 
 
 def test_tensors_among_hyperparameters_are_not_shown() -> None:

@@ -149,7 +149,7 @@ class CatchUp:
         if note["spoiled"] or self._seen != (step, note["updates"]):
             self._drop(live)
             if (note["spoiled"] or self._unreadable == step) and self._lapses > 1:
-                self._leave_to_switch("the updates of its optimizers cannot be repeated elsewhere")
+                self.leave_to_switch("the updates of its optimizers cannot be repeated elsewhere")
             return
         for piece in live:
             piece.version = step
@@ -166,11 +166,12 @@ class CatchUp:
             return
         self._lapses += 1
         if self._lapses > self._memory.most_lapses:
-            self._leave_to_switch(f"{self._lapses} times, steps went by faster than they could be followed")
+            self.leave_to_switch(f"{self._lapses} times, steps went by faster than they could be followed")
         for piece in pieces:
             piece.version = -1
 
-    def _leave_to_switch(self, why: str) -> None:
+    def leave_to_switch(self, why: str) -> None:
+        """Nothing more is read before; then, all."""
         self._by_copy, self.gave_up = True, self.gave_up or why
 
     def _next_piece(self) -> Piece | None:
@@ -215,7 +216,7 @@ class CatchUp:
     def _missed(self, missed: bool) -> bool:
         self._misses = self._misses + 1 if missed else 0
         if self._misses > self._memory.most_misses:
-            self._leave_to_switch("steps are too short for anything to be read between two of them")
+            self.leave_to_switch("steps are too short for anything to be read between two of them")
         return missed
 
     # -- replaying ---------------------------------------------------------------------------------------------------
@@ -317,7 +318,7 @@ class CatchUp:
         try:
             step_without_hooks(replica)
         except Exception as error:
-            self._leave_to_switch(f"its updates cannot be made elsewhere ({type(error).__name__}: {error})")
+            self.leave_to_switch(f"its updates cannot be made elsewhere ({type(error).__name__}: {error})")
             return False
         finally:
             for piece in pieces:
