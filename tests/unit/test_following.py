@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from followed import KINDS, Member, assert_same, prepared_of, settle
+from followed import KINDS, Member, all_tensors, assert_same, prepared_of, settle
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from concertina.core.formation import Formation
@@ -187,6 +187,57 @@ def test_what_an_optimizer_keeps_for_no_parameter_is_handed_over_with_all_else()
     newcomer.load(receive(handed.address)["whole"])
     assert newcomer.optimizers[0].state["k"] == 2  # type: ignore[index]
     assert all(map(torch.equal, newcomer.model.parameters(), member.params))
+
+
+class Averaging(torch.optim.Optimizer):
+    """What it keeps lies in the order of the indices, however its parameter lies in memory."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            if p.grad is not None:
+                kept = self.state[p].setdefault("average", torch.zeros(p.shape))
+                p.sub_(kept.mul_(0.9).add_(p.grad), alpha=0.1)
+
+
+def _with_columns_together(prepared: Prepared) -> None:
+    for p in prepared.model.parameters():
+        if p.dim() == 2:
+            p.data = p.data.t().contiguous().t()
+
+
+def test_state_that_lies_otherwise_than_its_parameter_is_replayed_in_its_own_order() -> None:
+    member = Member(Averaging, shares=False)
+    _with_columns_together(member.prepared)
+    for i, p in enumerate(member.params):
+        member.grads[i] = torch.empty_like(p)
+    member.step()
+    newcomer = prepared_of(Averaging, 2)
+    _with_columns_together(newcomer)
+    description = describe(member.prepared)
+    assert description is not None
+    catch_up = CatchUp(MemberMemory(os.getpid()), member.desk, newcomer, description)
+    settle(catch_up)
+    member.step()
+    settle_comparisons(catch_up)
+    assert catch_up.differing == 0
+    assert_same(member, newcomer)
+
+
+def test_state_of_a_shape_of_its_own_is_found_equal() -> None:
+    member = Member(torch.optim.Adafactor, shares=True)
+    member.step()
+    assert {t.dim() for t in all_tensors(member.prepared)} == {0, 1, 2}
+    catch_up, newcomer = follow(member, torch.optim.Adafactor)
+    settle(catch_up)
+    member.step()
+    settle_comparisons(catch_up)
+    assert catch_up.differing == 0
+    assert catch_up.finish(member.number) == 0
+    assert_same(member, newcomer)
 
 
 def test_gradients_that_are_overwritten_too_soon_are_not_trusted() -> None:

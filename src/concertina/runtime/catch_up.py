@@ -225,17 +225,16 @@ class CatchUp:
         """Makes the replaying optimizer step this piece, whenever it is given a gradient."""
         if piece.optimizer < 0:
             return
-        by_key = {part.key: part.here for part in piece.parts}
-        flat, param = by_key.pop(""), self._params[piece.param]
+        by_key = {part.key: part for part in piece.parts}
+        part, param = by_key.pop(""), self._params[piece.param]
         whole = (piece.lo, piece.hi) == (0, param.numel())
-        leaf = param.detach() if whole else flat
+        leaf = param.detach() if whole else part.here
         replica = self._replicas[piece.optimizer]
-        for key, here in by_key.items():
+        for key, part in by_key.items():
             if key in piece.scalars:
-                here = here.view(piece.scalars[key])
-            elif whole and here.numel() == leaf.numel():
-                here = here.as_strided(leaf.size(), leaf.stride(), here.storage_offset())
-            replica.state[leaf][key] = here
+                replica.state[leaf][key] = part.here.view(piece.scalars[key])
+            else:
+                replica.state[leaf][key] = part.whole if whole else part.here
         replica.param_groups[piece.group]["params"].append(leaf)
         piece.leaf = leaf
 
