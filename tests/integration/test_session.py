@@ -56,6 +56,9 @@ session.register("average", average)
 SAME_AT_ANY_SIZE = {
     "a stop asked for in the step before a change": job("if loader.index == 1 and epoch == 0: session.stop('enough')"),
     "a stop asked for by one virtual worker": job("if session.rank == 3 and session.step == 5: session.stop('enough')"),
+    "a stop asked for by one that leaves after that step": job(
+        "if session.rank == 3 and session.step == 4: session.stop('enough')"
+    ),
     "an average of the weights": job(
         "average.update_parameters(model)", head=AVERAGE, extra="{k: v for k, v in average.state_dict().items()}"
     ),
@@ -117,6 +120,13 @@ def test_a_checkpoint_asked_for_in_the_last_step_is_written(script, backend: Loc
     saved = tmp_path / "saved"
     text = job(f"if session.step == 2: session.checkpoint({str(saved)!r})")
     result(text, script, backend, tmp_path, 2, steps=3)
+    assert json.loads((saved / "manifest.json").read_text())["step"] == 3
+
+
+def test_a_checkpoint_asked_for_by_one_that_leaves_is_written(script, backend: LocalBackend, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    text = job(f"if session.rank == 3 and session.step == 2: session.checkpoint({str(saved)!r})")
+    result(text, script, backend, tmp_path, 2, "3=1")
     assert json.loads((saved / "manifest.json").read_text())["step"] == 3
 
 

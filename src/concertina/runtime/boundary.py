@@ -128,17 +128,19 @@ class Boundary:
             saving.write_requested()
         if agreed.wishes[STOP] or (self._env.steps and course.step >= self._env.steps):
             course.finishing = True
-            self._serve_late_wishes()
+            self._serve_late_wishes()  # no further step comes to agree on them
             saving.write_final()  # here, while it is known where in the pass training stands
         if stepped and not course.finishing:
             saving.write_regular()
             if agreed.change_to > self._elastic.generation.formation.generation:
+                if self._elastic.somebody_leaves:
+                    self._serve_late_wishes()  # the wishes of those who leave would leave with them
                 self._change_over(agreed.change_to)
             self._learn_step_time()
         self._member.membership.confirm_dropped()
 
     def _serve_late_wishes(self) -> None:
-        """What was asked for in the last step of this generation, for which no further step comes to agree on it."""
+        """What was asked for in the step that has just ended; as a rule the next one's meeting carries it."""
         rows = self._elastic.generation.fabric.exchange(self._wishes.now)
         self._wishes.now[STOP] = max(row[STOP] for row in rows)
         if any(row[CHECKPOINT] for row in rows):

@@ -254,6 +254,12 @@ class Elastic:
 
     # -- changing over -----------------------------------------------------------------------------------------------
 
+    @property
+    def somebody_leaves(self) -> bool:
+        """With the change that all have voted for."""
+        wanted = self._membership.wanted
+        return wanted is not None and bool(wanted.leavers)
+
     def announce(self, generation: int) -> None:
         """First of all, since newcomers wait for it: the old generation is over, and here is the rest of its state."""
         wanted = self._membership.wanted
