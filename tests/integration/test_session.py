@@ -130,6 +130,21 @@ def test_a_checkpoint_asked_for_by_one_that_leaves_is_written(script, backend: L
     assert json.loads((saved / "manifest.json").read_text())["step"] == 3
 
 
+def test_a_stop_outlives_the_worker_that_asked_for_it(script, backend: LocalBackend, tmp_path: Path) -> None:
+    """Once in the step that it is lost in, and that is run again; once in the one before."""
+    dies = "import os; session.workers == 2 and os.kill(os.getpid(), 9)"
+    for asked in (4, 5):
+        text = job(f"if session.rank == 3 and session.step == {asked}: session.stop('enough')")
+        text = text.replace(
+            "        loss = ", f"        if session.rank == 3 and session.step == 5: {dies}\n        loss = "
+        )
+        (tmp_path / str(asked)).mkdir()
+        _, wanted = result(text, script, backend, tmp_path / str(asked), 1)
+        _, got = result(text, script, backend, tmp_path / str(asked), 2)
+        assert got["step"] == asked + 2
+        assert equal(got, wanted)
+
+
 def test_logging_never_ends_a_run(script, backend: LocalBackend, tmp_path: Path) -> None:
     odd = "session.log(phase='train', vector=torch.ones(3), none=None, **{f'n{i}': i for i in range(300)})"
     report, _ = result(job(odd), script, backend, tmp_path, 2)
