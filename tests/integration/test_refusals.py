@@ -196,6 +196,11 @@ REFUSED = {
         body(LOSS, "loss.backward()", "optimizer.step()", "optimizer.param_groups[0]['lr'] *= 0.9"),
         "the learning rate is changed after optimizer.step() in the loop body by hand",
     ),
+    "a frozen layer that thaws": (
+        PREPARED.replace("model, optimizer = ", "model[0].requires_grad_(False)\nmodel, optimizer = ")
+        + LOOP.replace("    for x, y in loader:", "    model[0].requires_grad_(epoch > 0)\n    for x, y in loader:"),
+        "2 parameters that were frozen at prepare() require gradients now (0.weight, 0.bias)",
+    ),
     "a checkpoint after the end": (TRAIN + "session.checkpoint('here')", "session.checkpoint() after the last epoch"),
     "create_graph": (body(LOSS, "loss.backward(create_graph=True)", "optimizer.step()"), "create_graph=True"),
     "a collective in the loss": (

@@ -39,6 +39,7 @@ from concertina.runtime.turn import (
     check_none_missing,
     check_nothing_stepped,
     check_same_kind,
+    check_still_frozen,
 )
 
 # Of gradients: the kernel takes its time to find room for them. On a GPU, torch keeps what it has had.
@@ -61,6 +62,8 @@ class VirtualEngine:
         self.model = model
         self.names = [name for name, _ in named]
         self.params = [p for _, p in named]
+        trained = {id(p) for p in self.params}
+        self._frozen = [(name, p) for name, p in model.named_parameters() if virtual > 1 and id(p) not in trained]
         self._has_much_on_host = sum(p.nbytes for p in self.params if not p.is_cuda) > MUCH_BYTES
         self.options = options
         self.virtual = virtual
@@ -150,6 +153,7 @@ class VirtualEngine:
     # -- rounds: one turn of every local virtual worker --------------------------------------------------------------
 
     def begin_round(self) -> None:
+        check_still_frozen(self._frozen)
         if self._stale_reducer:
             self._renew_reducer()
         self._choose_when_to_take()
