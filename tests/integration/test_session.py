@@ -145,6 +145,24 @@ def test_a_stop_outlives_the_worker_that_asked_for_it(script, backend: LocalBack
         assert equal(got, wanted)
 
 
+def test_a_layer_that_thaws_does_so_for_newcomers_and_after_a_resume(
+    script, backend: LocalBackend, tmp_path: Path
+) -> None:
+    """They have not run the epoch in which the script did that."""
+    text = job(top="if epoch == 1: model[0].requires_grad_(True)").replace(
+        "prepare(model, optimizer)\n",
+        "prepare(model, optimizer, find_unused_parameters=True)\nmodel[0].requires_grad_(False)\n",
+    )
+    saved = tmp_path / "saved"
+    _, wanted = result(text, script, backend, tmp_path, 1, checkpoint_dir=saved, checkpoint_every=10)
+    report, got = result(text, script, backend, tmp_path, 1, "2=2,10=4")
+    assert [generation.workers for generation in report.generations] == [1, 2, 4]
+    assert equal(got, wanted)
+    (tmp_path / "again").mkdir()
+    _, got = result(text, script, backend, tmp_path / "again", 1, resume=saved / "step-00000010")
+    assert equal(got, wanted)
+
+
 def test_logging_never_ends_a_run(script, backend: LocalBackend, tmp_path: Path) -> None:
     odd = "session.log(phase='train', vector=torch.ones(3), none=None, **{f'n{i}': i for i in range(300)})"
     report, _ = result(job(odd), script, backend, tmp_path, 2)

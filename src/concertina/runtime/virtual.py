@@ -402,6 +402,7 @@ class VirtualEngine:
             "static_usage": self._static_usage,
             "grads": [p.grad for p in self.params] if grads else None,
             "clears_first": clears_first,
+            "frozen": [i for i, p in enumerate(self.params) if not p.requires_grad],
         }
 
     def load_shared_state(self, state: dict[str, Any]) -> None:
@@ -411,4 +412,7 @@ class VirtualEngine:
         self.accumulation.clears_first = state["clears_first"]
         for p, g in zip(self.params, state["grads"] or [None] * len(self.params), strict=True):
             p.grad = None if g is None else g.clone().to(p.device)
+        if "frozen" in state:  # by what the script did in earlier epochs, which a newcomer has not run
+            for i, p in enumerate(self.params):
+                p.requires_grad_(i not in state["frozen"])
         self._stale_reducer = True
