@@ -145,14 +145,22 @@ def test_a_stop_outlives_the_worker_that_asked_for_it(script, backend: LocalBack
         assert equal(got, wanted)
 
 
-def test_a_layer_that_thaws_does_so_for_newcomers_and_after_a_resume(
-    script, backend: LocalBackend, tmp_path: Path
-) -> None:
-    """They have not run the epoch in which the script did that."""
-    text = job(top="if epoch == 1: model[0].requires_grad_(True)").replace(
+DONE_IN_AN_EARLIER_EPOCH = {
+    "a layer thaws": job(top="if epoch == 1: model[0].requires_grad_(True)").replace(
         "prepare(model, optimizer)\n",
         "prepare(model, optimizer, find_unused_parameters=True)\nmodel[0].requires_grad_(False)\n",
-    )
+    ),
+    "a layer is put to evaluation": job(top="if epoch == 1: model[3].eval()").replace(
+        "model, optimizer = session.prepare", "model.append(nn.Dropout(0.5))\nmodel, optimizer = session.prepare"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", sorted(DONE_IN_AN_EARLIER_EPOCH))
+def test_what_was_done_to_the_model_in_an_earlier_epoch_is_so_for_newcomers_and_after_a_resume(
+    what: str, script, backend: LocalBackend, tmp_path: Path
+) -> None:
+    text = DONE_IN_AN_EARLIER_EPOCH[what]
     saved = tmp_path / "saved"
     _, wanted = result(text, script, backend, tmp_path, 1, checkpoint_dir=saved, checkpoint_every=10)
     report, got = result(text, script, backend, tmp_path, 1, "2=2,10=4")

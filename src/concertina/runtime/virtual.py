@@ -403,6 +403,7 @@ class VirtualEngine:
             "grads": [p.grad for p in self.params] if grads else None,
             "clears_first": clears_first,
             "frozen": [i for i, p in enumerate(self.params) if not p.requires_grad],
+            "evaluating": [name for name, module in self.model.named_modules() if not module.training],
         }
 
     def load_shared_state(self, state: dict[str, Any]) -> None:
@@ -415,4 +416,8 @@ class VirtualEngine:
         if "frozen" in state:  # by what the script did in earlier epochs, which a newcomer has not run
             for i, p in enumerate(self.params):
                 p.requires_grad_(i not in state["frozen"])
+        if "evaluating" in state:
+            evaluating = set(state["evaluating"])
+            for name, module in self.model.named_modules():
+                module.training = name not in evaluating
         self._stale_reducer = True
