@@ -536,3 +536,14 @@ def test_who_is_not_waited_for_is_ready_when_it_has_made_a_step() -> None:
     assert all(piece.proved for piece in catch_up._pieces)
     assert catch_up.finish(member.number) == 0
     assert_same(member, newcomer)
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+def test_who_is_waited_for_does_not_rest(awaited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemberMemory, "rests", lambda memory: True)
+    member = Member(torch.optim.AdamW, shares=True)
+    member.step()
+    catch_up, _ = follow(member, torch.optim.AdamW, awaited=lambda: awaited)
+    for _ in range(10):
+        catch_up.work()
+    assert catch_up.in_step == awaited

@@ -99,7 +99,7 @@ class CatchUp:
         """A few milliseconds of copying, or one update of the optimizers; False if there was nothing to do."""
         if self.follow_note():
             return True
-        if self._by_copy or self._desk.clock % 2 or self._memory.rests():
+        if self._by_copy or self._desk.clock % 2 or self._rests():
             return False  # nothing can be read while the member's optimizers act
         until = time.monotonic() + WORK_SECONDS
         did = False
@@ -112,9 +112,13 @@ class CatchUp:
                 self._copy(piece)
             else:
                 self._compare(piece)
-            if self._memory.rests():
+            if self._rests():
                 return did
         return did
+
+    def _rests(self) -> bool:
+        """Not while the members would spend the time waiting."""
+        return self._memory.rests() and not self._awaited()
 
     def follow_note(self) -> bool:
         """Does what the member's next note says; False if there is none."""
