@@ -51,7 +51,7 @@ class Elastic:
         self._engine = engine
         self._membership = membership
         self._desk = desk
-        self._digest = ParameterDigest(engine.layout)
+        self._digest = ParameterDigest(engine.layout, engine.frozen)
         self._digests: list[int] = []
         self._digest_step = 0
         self._previous: Generation | None = None  # kept until the first step of the present one counts
@@ -192,11 +192,14 @@ class Elastic:
                     self._raise_divergence(bucket)
 
     def _raise_divergence(self, bucket: int) -> None:
-        engine = self._engine
-        names = [engine.names[i] for i in engine.layout.buckets[bucket]]
+        engine, buckets = self._engine, self._engine.layout.buckets
+        where = "among those that are not trained"
+        if bucket < len(buckets):
+            names = [engine.names[i] for i in buckets[bucket]]
+            where = f"in bucket {bucket} ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''})"
         raise DivergenceError(
-            f"the workers' parameters differ after step {self._digest_step}, in bucket {bucket} ({', '.join(names[:4])}"
-            f"{', ...' if len(names) > 4 else ''}): something changes them on some workers only"
+            f"the workers' parameters differ after step {self._digest_step}, {where}: something changes them on some "
+            "workers only"
         )
 
     # -- recovery points ---------------------------------------------------------------------------------------------

@@ -63,7 +63,9 @@ class VirtualEngine:
         self.names = [name for name, _ in named]
         self.params = [p for _, p in named]
         trained = {id(p) for p in self.params}
-        self._frozen = [(name, p) for name, p in model.named_parameters() if virtual > 1 and id(p) not in trained]
+        frozen = [(name, p) for name, p in model.named_parameters() if id(p) not in trained]
+        self._frozen = frozen if virtual > 1 else []
+        self.frozen = [p for _, p in frozen if not p.is_inference()]
         self._has_much_on_host = sum(p.nbytes for p in self.params if not p.is_cuda) > MUCH_BYTES
         self.options = options
         self.virtual = virtual
@@ -243,7 +245,7 @@ class VirtualEngine:
 
     def _versions(self) -> int:
         """Grows with every change of a parameter in place."""
-        return sum(p._version for p in self.params)
+        return sum(p._version for p in (*self.params, *self.frozen))
 
     def learning_rates(self) -> list[float]:
         return [float(group["lr"]) for o in self.stepping for group in o.param_groups if "lr" in group]
