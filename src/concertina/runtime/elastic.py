@@ -55,7 +55,7 @@ class Elastic:
         self._digests: list[int] = []
         self._digest_step = 0
         self._previous: Generation | None = None  # kept until the first step of the present one counts
-        self._handed: Segment | None = None
+        self._handed: Segment | None = None  # to newcomers; maybe all of the state
         self._looked = 0  # at newcomers, in steps since the last change
         self._awaited = (0, 0.0)  # the generation whose newcomers are, or were last, waited for, and until when
         self._packed: dict[int, bytes] = {}
@@ -316,8 +316,8 @@ class Elastic:
     def _forget_previous(self) -> None:
         self.sources = []
         if self._previous is not None:
-            self._membership.take_down(self._previous)
-            self._previous = None
+            self._membership.take_down(self._previous, self._handed)
+            self._previous = self._handed = None
 
     def show_state(self) -> None:
         """At the end of every step, for those who follow."""
