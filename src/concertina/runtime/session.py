@@ -372,7 +372,7 @@ class Session:
         """Ends training on all workers after the same step: the one after that in which it was called."""
         if not self.rehearsing:
             self._wishes.stop(reason)
-            if self._loop is not None:
+            if self._loop is not None and not self._loop.follows:
                 self._loop.boundary.stop_asked()
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
