@@ -192,9 +192,19 @@ REFUSED = {
         body(LOSS, "loss.backward()", "optimizer.step()", "with torch.no_grad(): model[0].weight.mul_(0.9)"),
         "parameters are changed in the loop body by hand",
     ),
+    "frozen weights changed by hand in every turn": (
+        PREPARED.replace("model, optimizer = ", "model[0].requires_grad_(False)\nmodel, optimizer = ")
+        + LOOP.replace("        optimizer.step()", "        optimizer.step()\n        model[0].weight.add_(0.1)"),
+        "parameters are changed in the loop body by hand",
+    ),
     "a learning rate that decays in every turn": (
         body(LOSS, "loss.backward()", "optimizer.step()", "optimizer.param_groups[0]['lr'] *= 0.9"),
         "the learning rate is changed after optimizer.step() in the loop body by hand",
+    ),
+    "a frozen layer that thaws": (
+        PREPARED.replace("model, optimizer = ", "model[0].requires_grad_(False)\nmodel, optimizer = ")
+        + LOOP.replace("    for x, y in loader:", "    model[0].requires_grad_(epoch > 0)\n    for x, y in loader:"),
+        "2 parameters that were frozen at prepare() require gradients now (0.weight, 0.bias)",
     ),
     "a checkpoint after the end": (TRAIN + "session.checkpoint('here')", "session.checkpoint() after the last epoch"),
     "create_graph": (body(LOSS, "loss.backward(create_graph=True)", "optimizer.step()"), "create_graph=True"),
@@ -255,3 +265,7 @@ def test_replicas_that_diverge_are_found_at_once(script, backend: LocalBackend, 
     with pytest.raises(JobFailed, match="the workers' parameters differ after step 3, in bucket 0") as found:
         run(RunSettings(script=script(text), virtual=4, workers=2, run_dir=tmp_path / "run"), backend=backend)
     assert found.value.exit_code == 1
+    frozen = TRAIN.replace("model, optimizer = ", "model[0].requires_grad_(False)\nmodel, optimizer = ")
+    text = frozen.replace("        session.log(loss=loss)", meddling.replace("model[2].weight", "model[0].weight.data"))
+    with pytest.raises(JobFailed, match="differ after step 3, among those that are not trained"):
+        run(RunSettings(script=script(text), virtual=4, workers=2, run_dir=tmp_path / "frozen"), backend=backend)

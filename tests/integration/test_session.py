@@ -56,6 +56,9 @@ session.register("average", average)
 SAME_AT_ANY_SIZE = {
     "a stop asked for in the step before a change": job("if loader.index == 1 and epoch == 0: session.stop('enough')"),
     "a stop asked for by one virtual worker": job("if session.rank == 3 and session.step == 5: session.stop('enough')"),
+    "a stop asked for by one that leaves after that step": job(
+        "if session.rank == 3 and session.step == 4: session.stop('enough')"
+    ),
     "an average of the weights": job(
         "average.update_parameters(model)", head=AVERAGE, extra="{k: v for k, v in average.state_dict().items()}"
     ),
@@ -118,6 +121,54 @@ def test_a_checkpoint_asked_for_in_the_last_step_is_written(script, backend: Loc
     text = job(f"if session.step == 2: session.checkpoint({str(saved)!r})")
     result(text, script, backend, tmp_path, 2, steps=3)
     assert json.loads((saved / "manifest.json").read_text())["step"] == 3
+
+
+def test_a_checkpoint_asked_for_by_one_that_leaves_is_written(script, backend: LocalBackend, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    text = job(f"if session.rank == 3 and session.step == 2: session.checkpoint({str(saved)!r})")
+    result(text, script, backend, tmp_path, 2, "3=1")
+    assert json.loads((saved / "manifest.json").read_text())["step"] == 3
+
+
+def test_a_stop_outlives_the_worker_that_asked_for_it(script, backend: LocalBackend, tmp_path: Path) -> None:
+    """Once in the step that it is lost in, and that is run again; once in the one before."""
+    dies = "import os; session.workers == 2 and os.kill(os.getpid(), 9)"
+    for asked in (4, 5):
+        text = job(f"if session.rank == 3 and session.step == {asked}: session.stop('enough')")
+        text = text.replace(
+            "        loss = ", f"        if session.rank == 3 and session.step == 5: {dies}\n        loss = "
+        )
+        (tmp_path / str(asked)).mkdir()
+        _, wanted = result(text, script, backend, tmp_path / str(asked), 1)
+        _, got = result(text, script, backend, tmp_path / str(asked), 2)
+        assert got["step"] == asked + 2
+        assert equal(got, wanted)
+
+
+DONE_IN_AN_EARLIER_EPOCH = {
+    "a layer thaws": job(top="if epoch == 1: model[0].requires_grad_(True)").replace(
+        "prepare(model, optimizer)\n",
+        "prepare(model, optimizer, find_unused_parameters=True)\nmodel[0].requires_grad_(False)\n",
+    ),
+    "a layer is put to evaluation": job(top="if epoch == 1: model[3].eval()").replace(
+        "model, optimizer = session.prepare", "model.append(nn.Dropout(0.5))\nmodel, optimizer = session.prepare"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", sorted(DONE_IN_AN_EARLIER_EPOCH))
+def test_what_was_done_to_the_model_in_an_earlier_epoch_is_so_for_newcomers_and_after_a_resume(
+    what: str, script, backend: LocalBackend, tmp_path: Path
+) -> None:
+    text = DONE_IN_AN_EARLIER_EPOCH[what]
+    saved = tmp_path / "saved"
+    _, wanted = result(text, script, backend, tmp_path, 1, checkpoint_dir=saved, checkpoint_every=10)
+    report, got = result(text, script, backend, tmp_path, 1, "2=2,10=4")
+    assert [generation.workers for generation in report.generations] == [1, 2, 4]
+    assert equal(got, wanted)
+    (tmp_path / "again").mkdir()
+    _, got = result(text, script, backend, tmp_path / "again", 1, resume=saved / "step-00000010")
+    assert equal(got, wanted)
 
 
 def test_logging_never_ends_a_run(script, backend: LocalBackend, tmp_path: Path) -> None:

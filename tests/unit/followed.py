@@ -1,6 +1,7 @@
 """A member of a job as newcomers see it, made by hand, and what both must agree in."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,11 +61,18 @@ class Member:
             }
         )
 
-    def end(self, updates: int = 1, spoiled: bool = False) -> None:
+    def end(self, updates: int = 1, spoiled: bool = False, changed: Sequence[int] = ()) -> None:
         self.optimizer.step()
         self.number += 1
         self.desk.clock = 2 * self.number
-        self.desk.note({"step": self.number, "updates": updates, "spoiled": spoiled})
+        self.desk.note(
+            {
+                "step": self.number,
+                "updates": updates,
+                "spoiled": spoiled,
+                **({"changed": list(changed)} if changed else {}),
+            }
+        )
 
     def step(self) -> None:
         self.begin()

@@ -89,7 +89,16 @@ def test_the_digest_sees_one_bit_anywhere_in_a_small_parameter() -> None:
 def test_the_digest_is_the_sum_of_bit_patterns_by_bucket(dtype: torch.dtype) -> None:
     params = [torch.randn(7, dtype=dtype), torch.randn(3, 4, dtype=dtype)]
     found = ParameterDigest(BucketLayout.initial(params, DdpOptions())).compute()
-    assert found == [sum(int(bit_pattern(param).sum()) for param in params)]
+    assert found == [int(torch.stack([bit_pattern(param).sum() for param in params]).sum())]  # sums may wrap round
+
+
+def test_the_digest_sees_parameters_that_are_not_trained() -> None:
+    frozen = [torch.randn(7), torch.zeros(3).expand(2, 3)]  # the second has no memory of its own for each element
+    digest = ParameterDigest(BucketLayout.initial([torch.randn(5)], DdpOptions()), frozen)
+    trained, before = digest.compute()
+    frozen[0][3] += 1
+    assert digest.compute()[0] == trained
+    assert digest.compute()[1] != before
 
 
 def test_differences_of_environments_are_sentences() -> None:

@@ -12,8 +12,9 @@ from concertina.runtime.unhurried import LOW_PRIORITY, Unhurried
 
 PATIENCE = 20.0
 GIVE_WAY = """
-import os, threading
+import os, sys, threading
 from concertina.runtime.unhurried import give_way
+os.nice(int(sys.argv[1]))
 ends = threading.Event()
 threading.Thread(target=ends.wait).start()
 give_way()
@@ -72,6 +73,8 @@ def test_after_the_end_nothing_is_begun(unhurried: Unhurried) -> None:
     assert done == [1]
 
 
-def test_a_process_that_gives_way_does_so_with_all_its_threads() -> None:
-    found = subprocess.run([sys.executable, "-c", GIVE_WAY], capture_output=True, text=True, timeout=PATIENCE)
-    assert found.stdout.split() == ["2", str({max(LOW_PRIORITY, priority())})], found.stderr
+@pytest.mark.parametrize("before", [0, LOW_PRIORITY + 2])
+def test_a_process_that_gives_way_does_so_with_all_its_threads_and_never_comes_forward(before: int) -> None:
+    command = [sys.executable, "-c", GIVE_WAY, str(before)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert found.stdout.split() == ["2", str({max(LOW_PRIORITY, min(19, priority() + before))})], found.stderr

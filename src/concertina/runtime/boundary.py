@@ -130,17 +130,19 @@ class Boundary:
             saving.write_requested()
         if agreed.wishes[STOP] or (self._env.steps and course.step >= self._env.steps):
             course.finishing = True
-            self._serve_late_wishes()
+            self._serve_late_wishes()  # no further step comes to agree on them
             saving.write_final()  # here, while it is known where in the pass training stands
         if stepped and not course.finishing:
             saving.write_regular()
             if agreed.change_to > self._elastic.generation.formation.generation:
+                if self._elastic.somebody_leaves:
+                    self._serve_late_wishes()  # the wishes of those who leave would leave with them
                 self._change_over(agreed.change_to)
             self._learn_step_time()
         self._member.membership.confirm_dropped()
 
     def _serve_late_wishes(self) -> None:
-        """What was asked for in the last step of this generation, for which no further step comes to agree on it."""
+        """What was asked for in the step that has just ended; as a rule the next one's meeting carries it."""
         rows = self._elastic.generation.fabric.exchange(self._wishes.now)
         self._wishes.now[STOP] = max(row[STOP] for row in rows)
         if any(row[CHECKPOINT] for row in rows):
@@ -159,10 +161,15 @@ class Boundary:
         current.rewind(current.loader.index)
         self._story.generation("changed_over", self._member)
 
+    def stop_asked(self) -> None:
+        """The script has asked for the end of training; the others hear it in the next meeting, or find it here."""
+        desk = self._member.desk
+        desk.stop_asked = desk.stop_asked or self._course.step + 1
+
     def recover(self) -> None:
         """Goes on without those who are gone."""
         elastic, current = self._elastic, self._course.current
-        lost = elastic.generation.fabric.lost
+        lost, desks = elastic.generation.fabric.lost, elastic.generation.desks
         self._story.events.emit("recovering", step=self._course.step, lost=list(lost))
         self._story.tell_owed()
         if current is not None:
@@ -171,6 +178,8 @@ class Boundary:
             elastic.recover(current)
         except EndOfRun as end:  # the others have long gone on without this worker
             self._leave(end)
+        if any(0 < desks[worker].stop_asked <= self._course.step for worker in lost):
+            self._wishes.now[STOP] = 1  # in a step that counts, so nobody will ask again
         self.scale_to_workers()
         if current is not None:
             current.rewind(elastic.point_batch)

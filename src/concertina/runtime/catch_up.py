@@ -6,8 +6,8 @@ The state changes at every step, so it cannot be copied as a whole while trainin
 between two steps; from then on the newcomer steps that piece along itself, with the very gradients and hyperparameters
 that the members' optimizers use, and at the same time: a member says so right before its optimizer acts. The gradients
 are taken from the members' memory, without a copy where it is shared; over a network they are sent, once per step.
-When all pieces are there and have been compared once, the newcomer is in step with the members, whatever the size of
-the model.
+When all pieces are there and have been compared once, after a step, the newcomer is in step with the members, whatever
+the size of the model.
 
 What cannot be replayed exactly shows in the comparison and is copied once more at the switch.
 """
@@ -15,7 +15,7 @@ What cannot be replayed exactly shows in the comparison and is copied once more 
 import contextlib
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,11 +49,14 @@ class CatchUp:
         description: dict[str, Any],
         room: list[Tensor] | None = None,
         share: tuple[int, int, int] = (0, 1, 1),
+        awaited: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`room` for the items of the description, if it has been made; `share` (from, to, of) of the pieces."""
+        """`room` for the items of the description, if it has been made; `share` (from, to, of) of the pieces; `awaited`
+        where the members may be making no step before we are ready."""
         self._memory = memory
         self._desk = desk
         self._prepared = prepared
+        self._awaited = awaited
         self._params = all_params(prepared)
         if room is None:
             room = [tensor for _, tensor in make_room(prepared, description)]
@@ -96,7 +99,7 @@ class CatchUp:
         """A few milliseconds of copying, or one update of the optimizers; False if there was nothing to do."""
         if self.follow_note():
             return True
-        if self._by_copy or self._desk.clock % 2 or self._memory.rests():
+        if self._by_copy or self._desk.clock % 2 or self._rests():
             return False  # nothing can be read while the member's optimizers act
         until = time.monotonic() + WORK_SECONDS
         did = False
@@ -109,9 +112,13 @@ class CatchUp:
                 self._copy(piece)
             else:
                 self._compare(piece)
-            if self._memory.rests():
+            if self._rests():
                 return did
         return did
+
+    def _rests(self) -> bool:
+        """Not while the members would spend the time waiting."""
+        return self._memory.rests() and not self._awaited()
 
     def follow_note(self) -> bool:
         """Does what the member's next note says; False if there is none."""
@@ -141,14 +148,21 @@ class CatchUp:
         """What has seen every update of a step has seen the step, unless the gradients were changed meanwhile."""
         live = [p for p in self._pieces if p.version == step - 1]
         self._applied = step
+        if "changed" in note:
+            self._distrust(piece for piece in self._pieces if piece.param in note["changed"])
         if note["spoiled"] or self._seen != (step, note["updates"]):
             self._drop(live)
             if (note["spoiled"] or self._unreadable == step) and self._lapses > 1:
-                self._leave_to_switch("the updates of its optimizers cannot be repeated elsewhere")
+                self.leave_to_switch("the updates of its optimizers cannot be repeated elsewhere")
             return
         for piece in live:
             piece.version = step
         self.replayed += bool(live)
+
+    def _distrust(self, pieces: Iterable[Piece]) -> None:
+        """The script changes these itself; they are copied again at the switch."""
+        for piece in pieces:
+            piece.exact = False
 
     def _drop(self, pieces: list[Piece]) -> None:
         """A step has gone by without these: what we hold of them is of no use any more."""
@@ -156,16 +170,17 @@ class CatchUp:
             return
         self._lapses += 1
         if self._lapses > self._memory.most_lapses:
-            self._leave_to_switch(f"{self._lapses} times, steps went by faster than they could be followed")
+            self.leave_to_switch(f"{self._lapses} times, steps went by faster than they could be followed")
         for piece in pieces:
             piece.version = -1
 
-    def _leave_to_switch(self, why: str) -> None:
+    def leave_to_switch(self, why: str) -> None:
+        """Nothing more is read before; then, all."""
         self._by_copy, self.gave_up = True, self.gave_up or why
 
     def _next_piece(self) -> Piece | None:
         """The next one to copy, or else to compare."""
-        for wanted in (lambda p: p.version < 0, lambda p: not p.compared):
+        for wanted in (lambda p: p.version < 0, self._is_to_compare):
             for k in range(len(self._pieces)):
                 piece = self._pieces[(self._next + k) % len(self._pieces)]
                 if wanted(piece):
@@ -175,13 +190,19 @@ class CatchUp:
                 self.copied_at = time.monotonic()
         return None
 
+    def _is_to_compare(self, piece: Piece) -> bool:
+        """What was copied and not stepped along yet is equal, of course, whatever the script does in a step."""
+        if piece.compared and (piece.proved or not piece.exact):
+            return False
+        return piece.version > piece.copied or (not piece.compared and self._awaited())
+
     def _copy(self, piece: Piece) -> None:
         with torch.no_grad():
             steps = self._memory.copy(self._desk, piece.where)
         if self._missed(steps < 0):
             return
-        piece.version = steps
-        piece.compared = False
+        piece.version = piece.copied = steps
+        piece.compared = piece.proved = False
         self.copied_bytes += sum(part.here.numel() * part.here.element_size() for part in piece.parts)
 
     def _compare(self, piece: Piece) -> None:
@@ -191,13 +212,15 @@ class CatchUp:
             return
         if not equal:
             self.differing += 1
-            piece.exact = False  # copied again at the switch
-        piece.compared = True
+        if not equal and piece.exact:  # by something that nobody has told of; it may do the same to others
+            trained = piece.optimizer >= 0
+            self._distrust(p for p in self._pieces if (p.optimizer >= 0) == trained)
+        piece.compared, piece.proved = True, piece.version > piece.copied
 
     def _missed(self, missed: bool) -> bool:
         self._misses = self._misses + 1 if missed else 0
         if self._misses > self._memory.most_misses:
-            self._leave_to_switch("steps are too short for anything to be read between two of them")
+            self.leave_to_switch("steps are too short for anything to be read between two of them")
         return missed
 
     # -- replaying ---------------------------------------------------------------------------------------------------
@@ -206,17 +229,16 @@ class CatchUp:
         """Makes the replaying optimizer step this piece, whenever it is given a gradient."""
         if piece.optimizer < 0:
             return
-        by_key = {part.key: part.here for part in piece.parts}
-        flat, param = by_key.pop(""), self._params[piece.param]
+        by_key = {part.key: part for part in piece.parts}
+        part, param = by_key.pop(""), self._params[piece.param]
         whole = (piece.lo, piece.hi) == (0, param.numel())
-        leaf = param.detach() if whole else flat
+        leaf = param.detach() if whole else part.here
         replica = self._replicas[piece.optimizer]
-        for key, here in by_key.items():
+        for key, part in by_key.items():
             if key in piece.scalars:
-                here = here.view(piece.scalars[key])
-            elif whole and here.numel() == leaf.numel():
-                here = here.as_strided(leaf.size(), leaf.stride(), here.storage_offset())
-            replica.state[leaf][key] = here
+                replica.state[leaf][key] = part.here.view(piece.scalars[key])
+            else:
+                replica.state[leaf][key] = part.whole if whole else part.here
         replica.param_groups[piece.group]["params"].append(leaf)
         piece.leaf = leaf
 
@@ -299,7 +321,7 @@ class CatchUp:
         try:
             step_without_hooks(replica)
         except Exception as error:
-            self._leave_to_switch(f"its updates cannot be made elsewhere ({type(error).__name__}: {error})")
+            self.leave_to_switch(f"its updates cannot be made elsewhere ({type(error).__name__}: {error})")
             return False
         finally:
             for piece in pieces:
@@ -320,10 +342,17 @@ class CatchUp:
     def finish(self, step: int) -> int:
         """The members have changed over after `step`, which we have reached, and cannot go on without us: what is not
         as it should be is copied now. Returns how many pieces that were."""
-        late = [p for p in self._pieces if self._by_copy or p.version != step or not p.exact]
+        late = [p for p in self._pieces if self._by_copy or not self._is_right(p, step)]
         with torch.no_grad():
             self._memory.copy_settled(step, [pair for piece in late for pair in piece.where])
         return len(late)
+
+    def _is_right(self, piece: Piece, step: int) -> bool:
+        """Looks now, if there was no time to before."""
+        if piece.version != step or not piece.exact:
+            return False
+        known = piece.proved or piece.copied == step
+        return known or self._memory.compare(self._desk, piece.where) == (step, True)
 
     def close(self) -> None:
         self._memory.close()

@@ -92,7 +92,10 @@ def in_memory(state: Any) -> Any:
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):
-        return type(state)((key, in_memory(value)) for key, value in state.items())
+        twin = copy.copy(state)  # a Counter or defaultdict could not be made of pairs
+        for key, value in state.items():
+            twin[key] = in_memory(value)
+        return twin
     if type(state) in (list, tuple):
         return type(state)(in_memory(value) for value in state)
     if isinstance(state, torch.Size | str | bytes | int | float | bool | None):

@@ -19,7 +19,7 @@ SMALL = 1 << 16  # bytes of a record that is remembered, so that it is not writt
 META = 1 << 16  # bytes for one note to those who follow
 METAS = 16  # of them that are kept
 
-_CLOCK, _NOTED, _SWITCH_GENERATION, _SWITCH_STEP, _OVERWRITTEN, _CANNOT_READ, _RACK = range(7)
+_CLOCK, _NOTED, _SWITCH_GENERATION, _SWITCH_STEP, _OVERWRITTEN, _CANNOT_READ, _RACK, _STOP = range(8)
 _PLACE = 8  # epoch, loader, pass, batch
 _HANDED = 16  # length of the address of the state handed over, and the address
 _DESCRIBED = 32  # generation it was made for, length of the address of a description of the state, and the address
@@ -150,6 +150,16 @@ class Desk:
     def cannot_read(self, value: bool) -> None:
         self.words[_CANNOT_READ] = int(value)
         self.segment.push(8 * _CANNOT_READ, 8)
+
+    @property
+    def stop_asked(self) -> int:
+        """The step in which this worker's script first asked for the end of training; 0 if it has not."""
+        return self.words[_STOP]
+
+    @stop_asked.setter
+    def stop_asked(self, step: int) -> None:
+        self.words[_STOP] = step
+        self.segment.push(8 * _STOP, 8)
 
     # -- what a follower needs of a step -----------------------------------------------------------------------------
 

@@ -1,16 +1,18 @@
 """A cheap fingerprint of the parameters, compared between workers now and then.
 
 Each parameter contributes a sample of its bit patterns, spread over its memory; samples are summed per bucket as
-integers, so that equal replicas give equal numbers and a divergence is located to a bucket.
+integers, so that equal replicas give equal numbers and a divergence is located to a bucket. Parameters that are not
+trained, which a script may change itself, come last, together.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from concertina.runtime.buckets import BucketLayout
+from concertina.runtime.buckets import BucketLayout, is_dense
 
 SAMPLES = 128  # elements per parameter
 REFRESH_EVERY = 256  # steps after which the samples are laid anew, should a script have replaced a parameter's memory
@@ -32,8 +34,10 @@ def sample(param: Tensor) -> Tensor:
 class ParameterDigest:
     """Fingerprints by bucket."""
 
-    def __init__(self, layout: BucketLayout) -> None:
+    def __init__(self, layout: BucketLayout, frozen: Sequence[Tensor] = ()) -> None:
         self._layout = layout
+        device = layout.params[0].device
+        self._frozen = [p for p in frozen if p.layout is torch.strided and is_dense(p) and p.device == device]
         self._samples: list[list[Any]] = []  # by bucket: as NumPy's if they are in host memory, else as torch's
         self._in_host = False
         self._buckets: list[list[int]] | None = None
@@ -52,6 +56,8 @@ class ParameterDigest:
     def _lay_samples(self, buckets: list[list[int]]) -> None:
         params = self._layout.params
         self._samples = [[sample(params[i]) for i in bucket] for bucket in buckets]
+        if self._frozen:
+            self._samples.append([sample(param) for param in self._frozen])
         self._in_host = all(param.device.type == "cpu" for param in params)
         if self._in_host:
             self._samples = [[part.numpy() for part in parts] for parts in self._samples]

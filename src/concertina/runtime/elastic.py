@@ -51,11 +51,11 @@ class Elastic:
         self._engine = engine
         self._membership = membership
         self._desk = desk
-        self._digest = ParameterDigest(engine.layout)
+        self._digest = ParameterDigest(engine.layout, engine.frozen)
         self._digests: list[int] = []
         self._digest_step = 0
         self._previous: Generation | None = None  # kept until the first step of the present one counts
-        self._handed: Segment | None = None
+        self._handed: Segment | None = None  # to newcomers; maybe all of the state
         self._looked = 0  # at newcomers, in steps since the last change
         self._awaited = (0, 0.0)  # the generation whose newcomers are, or were last, waited for, and until when
         self._packed: dict[int, bytes] = {}
@@ -192,11 +192,14 @@ class Elastic:
                     self._raise_divergence(bucket)
 
     def _raise_divergence(self, bucket: int) -> None:
-        engine = self._engine
-        names = [engine.names[i] for i in engine.layout.buckets[bucket]]
+        engine, buckets = self._engine, self._engine.layout.buckets
+        where = "among those that are not trained"
+        if bucket < len(buckets):
+            names = [engine.names[i] for i in buckets[bucket]]
+            where = f"in bucket {bucket} ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''})"
         raise DivergenceError(
-            f"the workers' parameters differ after step {self._digest_step}, in bucket {bucket} ({', '.join(names[:4])}"
-            f"{', ...' if len(names) > 4 else ''}): something changes them on some workers only"
+            f"the workers' parameters differ after step {self._digest_step}, {where}: something changes them on some "
+            "workers only"
         )
 
     # -- recovery points ---------------------------------------------------------------------------------------------
@@ -254,6 +257,12 @@ class Elastic:
 
     # -- changing over -----------------------------------------------------------------------------------------------
 
+    @property
+    def somebody_leaves(self) -> bool:
+        """With the change that all have voted for."""
+        wanted = self._membership.wanted
+        return wanted is not None and bool(wanted.leavers)
+
     def announce(self, generation: int) -> None:
         """First of all, since newcomers wait for it: the old generation is over, and here is the rest of its state."""
         wanted = self._membership.wanted
@@ -307,8 +316,8 @@ class Elastic:
     def _forget_previous(self) -> None:
         self.sources = []
         if self._previous is not None:
-            self._membership.take_down(self._previous)
-            self._previous = None
+            self._membership.take_down(self._previous, self._handed)
+            self._previous = self._handed = None
 
     def show_state(self) -> None:
         """At the end of every step, for those who follow."""

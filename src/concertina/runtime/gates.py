@@ -43,9 +43,12 @@ def gate_optimizer(optimizer: Optimizer, engine: VirtualEngine) -> None:
             raise UsageError(
                 "optimizer.step() before the gradients were reduced: it must follow a backward() outside no_sync()"
             )
-        if engine.on_update is not None:
-            engine.on_update(number)
-        return step()
+        if engine.on_update is None:
+            return step()
+        engine.on_update(number)
+        result = step()
+        engine.on_updated()
+        return result
 
     @functools.wraps(zero_grad)
     def watched_zero_grad(set_to_none: bool = True) -> None:

@@ -1,8 +1,8 @@
 """The reduction without any emulation: one gloo context per virtual worker, all P of them in W processes.
 
 Whatever order gloo adds in, this follows it, because it is gloo that adds. It costs several times the virtual ring,
-so it serves as the oracle of the tests and as the yardstick of the probe that asks whether a build of gloo adds in the
-order of `ring_order.py`. It cannot give up waiting, so a job that uses it does not survive the loss of a worker.
+so it serves as the oracle of the tests, one of which asks whether the installed gloo adds in the order of
+`ring_order.py`. It cannot give up waiting, so a job that uses it does not survive the loss of a worker.
 """
 
 import threading

@@ -34,6 +34,7 @@ class Part:
     key: str  # empty: the parameter itself
     address: int
     here: Tensor  # flat, the final memory; single numbers of slices but the first have a tensor of their own
+    whole: Tensor  # all of it, as the optimizer sees it
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +49,9 @@ class Piece:
     parts: list[Part]
     scalars: dict[str, torch.Size] = field(default_factory=dict)  # single numbers, with their shape
     version: int = -1  # steps that what we hold has seen; -1: nothing yet
+    copied: int = -1  # steps that it had seen when it was copied
     compared: bool = False
+    proved: bool = False  # compared after a step that we made, too: before, it says nothing about those
     exact: bool = True
     leaf: Tensor | None = None  # what the replaying optimizer takes for its parameter
 
@@ -86,7 +89,7 @@ def cut(prepared: Prepared, description: dict[str, Any], room: list[Tensor], ele
             optimizer, group = -1, -1
         tensors = of_param[i]
         sliceable = optimizer >= 0 and isinstance(prepared.optimizers[optimizer], ELEMENTWISE)
-        sliceable = sliceable and all(t.numel() in (1, param.numel()) for _, _, t in tensors)
+        sliceable = sliceable and all(t.numel() == 1 or t.stride() == param.stride() for _, _, t in tensors)
         size = elements if sliceable else max(1, param.numel())
         for lo in range(0, max(1, param.numel()), size):
             pieces.append(_piece(i, lo, min(lo + size, param.numel()), optimizer, group, tensors, param.numel()))
@@ -103,10 +106,10 @@ def _piece(
     for key, address, tensor in tensors:
         if tensor.numel() == whole and (whole > 1 or not key):
             part = flat(tensor)[lo:hi]
-            parts.append(Part(key, address + lo * tensor.element_size(), part))
+            parts.append(Part(key, address + lo * tensor.element_size(), part, tensor))
         elif tensor.numel() == 1:  # all slices count it on alike
-            parts.append(Part(key, address, tensor.view(1) if lo == 0 else torch.zeros_like(tensor).view(1)))
+            parts.append(Part(key, address, tensor.view(1) if lo == 0 else torch.zeros_like(tensor).view(1), tensor))
             scalars[key] = tensor.shape
         else:  # of a shape of its own: such an optimizer is replayed on whole parameters
-            parts.append(Part(key, address, tensor))
+            parts.append(Part(key, address, flat(tensor), tensor))
     return Piece(i, lo, hi, optimizer, group, parts, scalars)

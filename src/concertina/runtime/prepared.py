@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -78,6 +78,8 @@ class Prepared:
         for kind in ("optimizers", "schedulers", "scalers"):
             for thing, saved in zip(getattr(self, kind), state[kind], strict=True):
                 thing.load_state_dict(saved)
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            _keep_precision(optimizer, saved)
         for name, thing in self.registered.items():
             thing.load_state_dict(state["registered"][name])
 
@@ -101,6 +103,18 @@ class Prepared:
             raise CheckpointError(
                 f"{source} and the script do not register the same things: {', '.join(sorted(missing))}"
             )
+
+
+def _keep_precision(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """torch has cast what an optimizer keeps to its parameter's dtype: beside bfloat16, the product that NAdam keeps in
+    float32 has lost bits by that."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    for param, number in zip(params, numbers, strict=True):
+        now = optimizer.state.get(param, {})
+        for key, value in saved["state"].get(number, {}).items():
+            if isinstance(value, Tensor) and isinstance(now.get(key), Tensor) and now[key].dtype != value.dtype:
+                now[key] = value.to(now[key].device, copy=True)
 
 
 def _shape(found: tuple[tuple[int, ...], torch.dtype] | None) -> str:

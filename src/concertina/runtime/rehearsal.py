@@ -40,7 +40,7 @@ def _gradients_taken(params: Sequence[Tensor]) -> Iterator[None]:
     """Takes each gradient as it appears, as a turn does. What a backward asks the C library for, one gradient after
     another, the process then already has; the kernel gives memory slowly, and in the first turn all would wait for it.
     """
-    on_host = [param for param in params if not param.is_cuda]
+    on_host = [param for param in params if param.requires_grad and not param.is_cuda]  # a script may freeze some
     hooks = [param.register_post_accumulate_grad_hook(_take_into(torch.empty_like(param))) for param in on_host]
     try:
         yield

@@ -372,6 +372,8 @@ class Session:
         """Ends training on all workers after the same step: the one after that in which it was called."""
         if not self.rehearsing:
             self._wishes.stop(reason)
+            if self._loop is not None and not self._loop.follows:
+                self._loop.boundary.stop_asked()
 
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Writes the whole state of the job to the folder `path` at the end of the next step or epoch."""

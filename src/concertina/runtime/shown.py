@@ -24,6 +24,8 @@ from concertina.runtime.served_memory import ServedMemory
 from concertina.runtime.state_map import describe, items, readable
 from concertina.runtime.virtual import VirtualEngine
 
+MOST_CHANGED = 1000  # parameters that a note names
+
 
 class Shown:
     """One member's side of being followed."""
@@ -41,6 +43,9 @@ class Shown:
         self._sharing: Any = None  # the reducer that was asked to share its sums
         self._spoiled = False  # gradients of this step were overwritten after the update
         self._updates = 0  # of this step, so far
+        self._params: list[Tensor] = []  # of the model, whose changes are counted
+        self._versions: list[int] = []  # of these, when they were last looked at
+        self._changed: set[int] = set()  # of these, by somebody else than an optimizer in this step
         self._taken: list[tuple[list[Tensor], Tensor]] = []  # this step's gradients as optimizers took them; a sample
         self._taken_before: list[tuple[list[Tensor], Tensor]] = []  # of the step before: somebody may still read them
 
@@ -58,7 +63,9 @@ class Shown:
         finish_work(self.prepared.model.parameters())  # what the clock says must be true of a GPU's memory, too
         self._desk.clock = 2 * step
         if self._described == wanted.generation and self._where() == self._described_at:
-            self._desk.note({"step": step, "updates": self._updates, "spoiled": self._is_spoiled()})
+            self._look_for_changes()
+            note: dict[str, Any] = {"step": step, "updates": self._updates, "spoiled": self._is_spoiled()}
+            self._desk.note({**note, "changed": sorted(self._changed)[:MOST_CHANGED]} if self._changed else note)
             self._begin_step()
         else:
             self._describe(wanted.generation)
@@ -83,6 +90,7 @@ class Shown:
 
     def _begin_step(self) -> None:
         self._updates, self._spoiled = 0, False
+        self._changed = set()
         self._taken_before, self._taken = self._taken, []
 
     def _where(self) -> list[int]:
@@ -97,9 +105,12 @@ class Shown:
         self._description = Segment.create(len(description) + 8)
         self._description.memory[: len(description) + 8] = len(description).to_bytes(8, "little") + description
         self._described, self._described_at = generation, self._where()
+        self._params = list(self.prepared.model.parameters())
+        self._versions = self._count_changes()
         self._begin_step()
         self._share()
         self._engine.on_update = self._before_update
+        self._engine.on_updated = self._after_update
         self._engine.before_results = self._before_results
         self._engine.on_spoiled = self._on_spoiled
         self._desk.describe(generation, self._description.address)
@@ -133,6 +144,7 @@ class Shown:
     def _before_update(self, k: int) -> None:
         """Optimizer k is about to step: notes the gradients and hyperparameters that it takes."""
         self._desk.clock = 2 * self.step + 1
+        self._look_for_changes()
         self._updates += 1
         if self._engine.reducer is not self._sharing:  # DDP's rebuild of the buckets has brought another
             self._share()
@@ -157,6 +169,18 @@ class Shown:
         if self._served is not None and "grads" in note:
             self._served.note(self._desk.noted, self.step + 1, grads)
 
+    def _after_update(self) -> None:
+        self._versions = self._count_changes()
+
+    def _count_changes(self) -> list[int]:
+        return [-1 if param.is_inference() else param._version for param in self._params]
+
+    def _look_for_changes(self) -> None:
+        """What a script does to parameters itself is no update that a newcomer could make, too."""
+        before, self._versions = self._versions, self._count_changes()
+        if before != self._versions:
+            self._changed.update(i for i, (a, b) in enumerate(zip(before, self._versions, strict=True)) if a != b)
+
     def _keep(self, grads: list[Tensor]) -> None:
         """The gradients themselves, whose memory must not be used for others yet, and a few elements of each."""
         if grads and all(map(readable, grads)):
@@ -164,7 +188,11 @@ class Shown:
 
     def _is_spoiled(self) -> bool:
         """Whether somebody may have read gradients that the script was changing again."""
-        return self._spoiled or any(not torch.equal(_some_of(grads), some) for grads, some in self._taken)
+        return (
+            self._spoiled
+            or len(self._changed) > MOST_CHANGED
+            or any(not torch.equal(_some_of(grads), some) for grads, some in self._taken)
+        )
 
     def _before_results(self) -> None:
         self._desk.overwritten = self.step + 1

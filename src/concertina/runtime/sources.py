@@ -1,8 +1,10 @@
 """The members of a job as one newcomer sees them: whom of them it follows, when it begins to, and how it reads them."""
 
 import contextlib
+import errno
 import json
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from concertina.runtime.ways import SHARES, way_in
 TURN_SECONDS = 120.0  # that a newcomer waits for others to get the state before it
 AGAIN_SECONDS = 0.5  # between two tries to read over a network
 TRIES = 5  # per change, before the state is handed over at the switch instead
+MOVES = 3  # of a member's state to other memory, before it is left to the switch
 
 Share = tuple[Desk, int, int]  # of a member, and which of the shares it gives: from, up to
 
@@ -41,6 +44,7 @@ class Sources:
         self._before: list[Desk] = []  # of newcomers whose turn comes before ours
         self._asked_at = time.monotonic()  # for our turn
         self._tries = 0
+        self._moves = 0
         self._try_at = 0.0
         self._begun = False
         self.gone = False  # their state can no longer be read; the master will say whom to follow next
@@ -66,7 +70,7 @@ class Sources:
     @property
     def wants_beginning(self) -> bool:
         """Whether nobody is followed yet, or no more where its state lies now."""
-        return not self._begun or self.have_moved
+        return not self._begun or (self.have_moved and self._moves < MOVES)
 
     @property
     def have_moved(self) -> bool:
@@ -101,6 +105,7 @@ class Sources:
 
     def begin(self) -> CatchUp | Together | None:
         """Follows members from here on; None if that cannot be: now, or at all (`handed_over`)."""
+        self._moves += self.have_moved
         self._begun, self.handed_over = True, ""
         shares = self._shares()
         self._followed = [(desk, desk.described[1]) for desk, _, _ in shares]
@@ -109,6 +114,8 @@ class Sources:
             catch_up = self._follow(shares)
             if catch_up is None:
                 self.handed_over = "it is kept in a form that nobody else can use"
+            elif self._moves >= MOVES:
+                catch_up.leave_to_switch("the script keeps its state in other memory again and again")
         except OSError as error:
             if self.by_network:
                 self.lost_sight(error)
@@ -141,19 +148,31 @@ class Sources:
                 if _form(description) != form:
                     memory.close()
                     raise OSError("one member has told anew where its state lies, and another has not yet")
-                made.append(CatchUp(memory, desk, self._prepared, description, room, (first, end, SHARES)))
+                share = (first, end, SHARES)
+                awaited = partial(self._awaits_us, desk)
+                made.append(CatchUp(memory, desk, self._prepared, description, room, share, awaited))
         except OSError:
-            for share in made:
-                share.close()
+            for catch_up in made:
+                catch_up.close()
             raise
         return made[0] if len(made) == 1 else Together(made)
 
+    def _awaits_us(self, desk: Desk) -> bool:
+        """Whether the member may be waiting for this change with the step that it is in."""
+        hold_at = self._formation.hold_at
+        return hold_at > 0 and desk.clock // 2 + 1 >= hold_at
+
     def lost_sight(self, error: OSError) -> None:
-        """A network may fail for a moment; a member that has ended is missed by the master, too."""
-        if not self.by_network:
+        """A network may fail for a moment; a member that has ended is missed by the master, too. One that lives has
+        given back memory that we were about to read, and will say where its state lies now."""
+        if not self.by_network and error.errno == errno.ESRCH:
             self.gone = True
             return
         self._followed = []
+        if not self.by_network:
+            self._moves += 1
+            self._begun, self._try_at = False, time.monotonic() + AGAIN_SECONDS
+            return
         self._tries += 1
         if self._tries < TRIES:
             self._begun, self._try_at = False, time.monotonic() + AGAIN_SECONDS

@@ -100,10 +100,13 @@ def describe(prepared: Prepared) -> dict[str, Any] | None:
 
 
 def others(prepared: Prepared) -> list[list[Any]] | None:
-    """What optimizers keep for parameters besides tensors: plain values; None if there is anything else."""
+    """What optimizers keep for parameters besides tensors: plain values; None if there is anything else, or something
+    that is of no parameter (MADGRAD counts its steps so)."""
     found: list[list[Any]] = []
     for k, optimizer in enumerate(prepared.optimizers):
         held = [p for group in optimizer.param_groups for p in group["params"]]
+        if len(optimizer.state) > sum(param in optimizer.state for param in held):
+            return None
         for i, param in enumerate(held):
             for key, value in optimizer.state.get(param, {}).items():
                 if isinstance(value, int | float | bool | None):

@@ -44,6 +44,11 @@ class Together:
         self._stop()
         return sum(share.catch_up.finish(step) for share in self._shares)
 
+    def leave_to_switch(self, why: str) -> None:
+        for share in self._shares:
+            with share.lock:
+                share.catch_up.leave_to_switch(why)
+
     def _stop(self) -> None:
         for share in self._shares:
             share.ends = True

@@ -31,6 +31,20 @@ class Turn:
     rates_at_step: list[float] | None = None  # learning rates when the optimizer was asked to step
 
 
+# -- before a round ----------------------------------------------------------------------------------------------------
+
+
+def check_still_frozen(frozen: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """These required no gradient at prepare(); gradients of theirs would be summed by nobody."""
+    thawed = [name for name, param in frozen if param.requires_grad]
+    if thawed:
+        some = ", ".join(thawed[:5]) + (" ..." if len(thawed) > 5 else "")
+        raise UnsupportedScript(
+            f"{len(thawed)} parameters that were frozen at prepare() require gradients now ({some}), which would not "
+            "be summed, as under DistributedDataParallel: freeze them after prepare(find_unused_parameters=True)"
+        )
+
+
 # -- in a forward ------------------------------------------------------------------------------------------------------
 
 

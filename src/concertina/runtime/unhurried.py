@@ -19,7 +19,7 @@ class Unhurried:
     """One thread of low priority, which begins with its first work."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="concertina-unhurried", initializer=_give_way)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="concertina-unhurried", initializer=_lower)
 
     def do(self, work: Callable[[], None]) -> None:
         """Waits until it is done; raises what it raises."""
@@ -37,13 +37,13 @@ class Unhurried:
 def give_way() -> None:
     """Lets this whole process go behind others, for good: taking it down costs time that those who train on want."""
     for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError):  # a thread that has just ended
-            os.setpriority(os.PRIO_PROCESS, int(task), LOW_PRIORITY)
+        _lower(int(task))
 
 
-def _give_way() -> None:
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, max(LOW_PRIORITY, os.getpriority(os.PRIO_PROCESS, 0)))
+def _lower(task: int = 0) -> None:
+    """One thread, by default the one that asks; where all of the job goes behind others already, it stays there."""
+    with contextlib.suppress(OSError):  # a thread that has just ended
+        os.setpriority(os.PRIO_PROCESS, task, max(LOW_PRIORITY, os.getpriority(os.PRIO_PROCESS, task)))
 
 
 def _told(work: Callable[[], None]) -> None:

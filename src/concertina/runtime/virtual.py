@@ -39,6 +39,7 @@ from concertina.runtime.turn import (
     check_none_missing,
     check_nothing_stepped,
     check_same_kind,
+    check_still_frozen,
 )
 
 # Of gradients: the kernel takes its time to find room for them. On a GPU, torch keeps what it has had.
@@ -61,6 +62,10 @@ class VirtualEngine:
         self.model = model
         self.names = [name for name, _ in named]
         self.params = [p for _, p in named]
+        trained = {id(p) for p in self.params}
+        frozen = [(name, p) for name, p in model.named_parameters() if id(p) not in trained]
+        self._frozen = frozen if virtual > 1 else []
+        self.frozen = [p for _, p in frozen if not p.is_inference()]
         self._has_much_on_host = sum(p.nbytes for p in self.params if not p.is_cuda) > MUCH_BYTES
         self.options = options
         self.virtual = virtual
@@ -88,6 +93,7 @@ class VirtualEngine:
         self.on_reduced: Callable[[], None] | None = None  # gradients are summed, user code has not touched them
         self.commit: Callable[[], None] = lambda: None  # all workers have folded; raises PeersLost if one is gone
         self.on_update: Callable[[int], None] | None = None  # while newcomers follow: optimizer k is about to step
+        self.on_updated: Callable[[], None] = lambda: None  # it has stepped
         self.before_results: Callable[[], None] = lambda: None
         self.on_spoiled: Callable[[], None] = lambda: None
         self.on_take_up: Callable[[Generation], None] = lambda generation: None
@@ -149,6 +155,7 @@ class VirtualEngine:
     # -- rounds: one turn of every local virtual worker --------------------------------------------------------------
 
     def begin_round(self) -> None:
+        check_still_frozen(self._frozen)
         if self._stale_reducer:
             self._renew_reducer()
         self._choose_when_to_take()
@@ -238,7 +245,7 @@ class VirtualEngine:
 
     def _versions(self) -> int:
         """Grows with every change of a parameter in place."""
-        return sum(p._version for p in self.params)
+        return sum(p._version for p in (*self.params, *self.frozen))
 
     def learning_rates(self) -> list[float]:
         return [float(group["lr"]) for o in self.stepping for group in o.param_groups if "lr" in group]
@@ -397,6 +404,8 @@ class VirtualEngine:
             "static_usage": self._static_usage,
             "grads": [p.grad for p in self.params] if grads else None,
             "clears_first": clears_first,
+            "frozen": [i for i, p in enumerate(self.params) if not p.requires_grad],
+            "evaluating": [name for name, module in self.model.named_modules() if not module.training],
         }
 
     def load_shared_state(self, state: dict[str, Any]) -> None:
@@ -406,4 +415,11 @@ class VirtualEngine:
         self.accumulation.clears_first = state["clears_first"]
         for p, g in zip(self.params, state["grads"] or [None] * len(self.params), strict=True):
             p.grad = None if g is None else g.clone().to(p.device)
+        if "frozen" in state:  # by what the script did in earlier epochs, which a newcomer has not run
+            for i, p in enumerate(self.params):
+                p.requires_grad_(i not in state["frozen"])
+        if "evaluating" in state:
+            evaluating = set(state["evaluating"])
+            for name, module in self.model.named_modules():
+                module.training = name not in evaluating
         self._stale_reducer = True
