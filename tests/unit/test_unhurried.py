@@ -13,8 +13,8 @@ from concertina.runtime.unhurried import LOW_PRIORITY, Unhurried
 PATIENCE = 20.0
 GIVE_WAY = """
 import os, sys, threading
+os.nice(int(sys.argv[1]))  # for threads that are still to come, which libraries may begin when they are imported
 from concertina.runtime.unhurried import give_way
-os.nice(int(sys.argv[1]))
 ends = threading.Event()
 threading.Thread(target=ends.wait).start()
 give_way()

@@ -182,13 +182,13 @@ class Pass:
         if self._loop.member.is_main:
             self.account()
         else:
-            self._loop.story.owe(self._account_up_to(self._loader.index))
+            self._loop.story.owe_samples(self._account_up_to(self._loader.index))
         self._loader.feed.close()
         self._loop.leave_pass()
 
     def account(self, end: int | None = None) -> None:
         """Reports the batches that counted since this worker came into this pass, for all virtual workers."""
-        self._loop.story.events.emit(**self._account_up_to(self._loader.index if end is None else end))
+        self._loop.story.events.emit("samples", **self._account_up_to(self._loader.index if end is None else end))
 
     def _account_up_to(self, end: int) -> dict[str, Any]:
         """Virtual workers all have equally many batches. `round` says at which round of the job the first was trained
@@ -197,7 +197,6 @@ class Pass:
         loader, loop = self._loader, self._loop
         counts = loader.feed.sample_counts()
         return {
-            "event": "samples",
             "loader": loader.number,
             "epoch": loop.course.epoch,
             "turn": self._number,

@@ -28,7 +28,7 @@ class Story:
         self._course = course
         self._logged: dict[str, Any] = {}
         self._unsent: tuple[int, int, float, dict[str, Any]] | None = None
-        self._owed: list[dict[str, Any]] = []  # what the main worker has to tell
+        self._owed: list[dict[str, Any]] = []  # of `samples` that the main worker has to tell
 
     def plan(self, epochs: int) -> None:
         """What the script will make, as far as it can be told: it mostly trains on its first loader."""
@@ -58,9 +58,9 @@ class Story:
 
     # -- in the place of the main worker -----------------------------------------------------------------------------
 
-    def owe(self, event: dict[str, Any]) -> None:
+    def owe_samples(self, fields: dict[str, Any]) -> None:
         """The main worker tells this, and comes to the next meeting after that; who knows whether it lives so long."""
-        self._owed.append(event)
+        self._owed.append(fields)
 
     def met(self) -> None:
         """Everybody has come to a meeting."""
@@ -69,8 +69,8 @@ class Story:
     def tell_owed(self) -> None:
         """Somebody is lost: should it be the main worker, others say what it was about to say. To say it twice does no
         harm."""
-        for event in self._owed:
-            self.events.emit(**event)
+        for fields in self._owed:
+            self.events.emit("samples", **fields)
         self._owed.clear()
 
     # -- changes -----------------------------------------------------------------------------------------------------
