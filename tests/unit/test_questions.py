@@ -111,6 +111,15 @@ def test_a_job_that_can_never_run_has_no_end_in_sight() -> None:
     assert found.reason == "it does not end if nothing changes"
 
 
+@pytest.mark.parametrize("policy", ["concertina", "elasticflow", "elastic-tiresias", "tiresias"])
+def test_a_job_that_no_device_is_left_for_is_told_so_at_once(policy: str) -> None:
+    """Below its fair share the policy looks at it again every five minutes, and nothing else ever happens."""
+    there = snapshot(waiting(spec("late", 1, 10, submit=NOW - 1000.0)), cluster="1x4", down=frozenset({"n0"}))
+    course = world_of(there, basis(policy), 1e9).run(draw=None, until=["late"])
+    assert course.rows < 1000
+    assert course.ends == {}
+
+
 def test_a_job_on_a_lost_node_starts_again_elsewhere_with_what_it_has_done() -> None:
     there = snapshot(running(spec("a", 4, 100), "n1", done=40), cluster="2x4", down=frozenset({"n1"}))
     found = eta(there, "a", basis(overhead=overhead_named("concertina")))
