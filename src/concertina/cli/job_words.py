@@ -241,7 +241,8 @@ def facts(job: Plain, now: datetime) -> list[tuple[str, str]]:
 
 
 def _range(job: Plain) -> str:
-    return f"{job['min_workers']} to {job['max_workers'] or job['virtual']} of {job['virtual']} virtual workers"
+    spread = f"{job['min_workers']} to {job['max_workers'] or job['virtual']} of {job['virtual']} virtual workers"
+    return f"pinned to {job['pinned']}; {spread}" if job["pinned"] and not is_over(job) else spread
 
 
 def _progress(job: Plain) -> str:

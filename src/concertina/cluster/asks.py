@@ -99,7 +99,10 @@ def _about_job(ask: Ask, standing: Standing) -> Outcome:
 def _resize(ask: Ask, standing: Standing, request: JobRequest, state: JobState) -> Outcome:
     number = ask.number
     if number == 0:
-        return _accept(ask, f"job {ask.target} has as many workers as the policy likes", replace(state, pinned=0))
+        free = replace(
+            state, pinned=0, reason="it has as many workers as the policy likes" if state.pinned else state.reason
+        )
+        return _accept(ask, f"job {ask.target} has as many workers as the policy likes", free)
     there = len(usable(standing.nodes))
     if number < 0:
         return _refuse(ask, f"{number} workers: needed 1 or more, or 0 for as many as the policy likes")
@@ -116,7 +119,15 @@ def _resize(ask: Ask, standing: Standing, request: JobRequest, state: JobState) 
     note = ""
     if state.promised_s is not None:
         note = "; its deadline was promised for as many as the policy likes and may now be missed"
-    return _accept(ask, f"job {ask.target} gets {number} workers{note}", replace(state, pinned=number))
+    reason = (
+        pinned_to(number) if len(state.slots) == number else state.reason
+    )  # else the round that changes it says why
+    return _accept(ask, f"job {ask.target} gets {number} workers{note}", replace(state, pinned=number, reason=reason))
+
+
+def pinned_to(number: int) -> str:
+    """The reason of a job that has the workers its user asked for."""
+    return f"pinned to {counted(number, 'worker')}"
 
 
 def _drain(ask: Ask, standing: Standing) -> Outcome:
