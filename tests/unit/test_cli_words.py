@@ -35,6 +35,7 @@ def job(**fields: Any) -> dict[str, Any]:
         "virtual": 4,
         "min_workers": 1,
         "max_workers": 0,
+        "pinned": 0,
         "phase": "running",
         "activity": "training",
         "profiling": False,
@@ -142,6 +143,18 @@ def test_a_refusal_says_what_could_be_promised() -> None:
     )  # fmt: skip
     taken = job(promised_s=T + 600, deadline_s=T + 600)
     assert verdict(taken, NOW).startswith("taken as digits-1a2b: will be done by 12:10:00 (in 10 min)")
+
+
+def test_a_job_that_ended_while_it_was_measured_does_not_hide_a_deadline_it_missed() -> None:
+    late = job(phase="finished", reason="all its work is done", deadline_s=T - 25, ended_s=T - 5)
+    words = "taken as digits-1a2b, and already finished: all its work is done"
+    assert verdict(late, NOW) == f"{words}; deadline 11:59:35, missed by 20 s"
+    assert verdict({**late, "deadline_s": None}, NOW) == words
+
+
+def test_facts_say_that_a_job_is_pinned() -> None:
+    assert dict(facts(job(pinned=2), NOW))["workers"].endswith("; pinned to 2; 1 to 4 of 4 virtual workers")
+    assert "pinned" not in dict(facts(job(pinned=2, phase="finished"), NOW))["workers"]
 
 
 @pytest.mark.parametrize(("phase", "code"), [("running", 0), ("finished", 0), ("rejected", 3), ("failed", 1)])

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from concertina.cli.client import Client
-from concertina.cli.job_words import band_words, is_over, state_words, verdict, when
+from concertina.cli.job_words import band_words, is_over, over_words, state_words, verdict, when
 from concertina.cli.places import local_now
 from concertina.cli.shared import REFUSED, TAKEN, TROUBLE, AsJson, Script, Url, console, say_json, teach
 from concertina.cli.times import FORMS, lasting, parse_time
@@ -54,7 +54,9 @@ Max = Annotated[int, typer.Option("--max", min=0, help="Never more workers than 
 Steps = Annotated[int, typer.Option("--steps", min=0, help="Optimizer steps; 0: as many as the script makes.")]
 Name = Annotated[str, typer.Option("--name", help="What to call it. Default: the script's name.")]
 User = Annotated[str, typer.Option("--user", help="On whose behalf. Default: you.")]
-Wait = Annotated[bool, typer.Option("--wait", "-w", help="Return when the job has ended, with its exit code.")]
+Wait = Annotated[
+    bool, typer.Option("--wait", "-w", help="Return when the job has ended: 0 if it finished, 1 if it failed.")
+]
 
 
 def submit(
@@ -82,7 +84,8 @@ def submit(
         if wait and not is_over(job):
             job = until_over(client, job, screen, quiet=as_json)
             if not as_json:
-                screen.print(f"{escape(job['id'])}: {state_words(job)}, {escape(job['reason'])}", soft_wrap=True)
+                ended = f"{job['id']}: {state_words(job)}, {over_words(job, local_now())}"
+                screen.print(escape(ended), soft_wrap=True)
     if as_json:
         say_json(job)
     raise typer.Exit(exit_code(job))
