@@ -447,6 +447,7 @@ def test_an_odd_name_is_refused(local: Interface, field: str, name: str) -> None
     answer = local.http.post("/api/v1/jobs", json={"script": script, field: name})
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid")
     assert field in answer.json()["error"]["message"]
+    assert "pattern" not in answer.json()["error"]["message"]  # a sentence for people
 
 
 @pytest.mark.parametrize(
