@@ -50,7 +50,7 @@ class Display:
         if kind == "generation_started":
             self._follow_main(event["members"][0])
             self._say(f"step {event['step']}: {event['reason']}")
-            self._progress.update(self._task, description=f"{event['workers']} workers")
+            self._progress.update(self._task, description=f"{event['workers']} worker{'s' * (event['workers'] != 1)}")
         elif kind == "step":
             values = "  ".join(f"{name} {value:.4g}" for name, value in event["log"].items())
             self._progress.update(self._task, completed=event["step"], detail=f"epoch {event['epoch']}  {values}")
