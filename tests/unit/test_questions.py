@@ -255,7 +255,9 @@ def test_why_says_that_a_job_about_to_start_is_held_by_nothing() -> None:
 
 def test_why_tells_lost_nodes_from_busy_ones() -> None:
     there = snapshot(waiting(spec("wide", 8, 10)), cluster="2x4", down=frozenset({"n1"}))
-    assert "it needs 8 gpu at once and only 4 are up (1 node down)" in why(there, "wide", basis())
+    assert "it needs 8 gpu at once and only 4 can be used (1 node lost, drained or reclaimed)" in why(
+        there, "wide", basis()
+    )
 
 
 def test_why_answers_while_a_job_is_still_listed_on_a_lost_node() -> None:

@@ -106,16 +106,15 @@ def _resize(ask: Ask, standing: Standing, request: JobRequest, state: JobState) 
     there = len(usable(standing.nodes))
     if number < 0:
         return _refuse(ask, f"{number} workers: needed 1 or more, or 0 for as many as the policy likes")
+    wanted = counted(number, "worker")
     if number > request.virtual:
-        return _refuse(
-            ask, f"{number} workers: job {ask.target} has {request.virtual} virtual workers, so at most that many"
-        )
+        return _refuse(ask, f"{wanted}: job {ask.target} has {request.virtual} virtual workers, so at most that many")
     if number > there:
-        return _refuse(ask, f"{number} workers: the cluster has {counted(there)} to give, so at most that many")
+        return _refuse(ask, f"{wanted}: the cluster has {counted(there)} to give, so at most that many")
     if number > standing.largest:
-        return _refuse(ask, f"{number} workers: with these slots the policy gives a job {standing.largest} at most")
+        return _refuse(ask, f"{wanted}: with these slots the policy gives a job {standing.largest} at most")
     if number < request.min_workers:
-        return _refuse(ask, f"{number} workers: job {ask.target} was submitted with at least {request.min_workers}")
+        return _refuse(ask, f"{wanted}: job {ask.target} was submitted with at least {request.min_workers}")
     note = ""
     if state.promised_s is not None:
         note = "; its deadline was promised for as many as the policy likes and may now be missed"
