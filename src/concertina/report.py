@@ -1,5 +1,6 @@
 """What a run leaves behind: its report by generation, and the proof that every sample was trained on once."""
 
+import re
 import statistics
 import time
 from collections import Counter, deque
@@ -10,6 +11,7 @@ from typing import Any
 from concertina.core.cut_plan import position_of
 from concertina.core.sample_ledger import SampleLedger
 
+_NO_NAME = re.compile(r"NameError: name '|UnboundLocalError: ")
 RECENT = 64  # steps whose times are remembered
 SETTLED = 5  # steps of a generation that say how long a usual one takes
 
@@ -66,6 +68,13 @@ class Report:
             "exit": self.exit,
             "error": self.error,
         }
+
+
+def hint_of_a_late_start(error: str) -> str:
+    """What to add to the error of a script that missed a name, if its workers did not begin at the beginning."""
+    if not _NO_NAME.match(error):
+        return ""
+    return "; a worker that comes in at the end of an epoch has none of the variables that the loop sets: set it before"
 
 
 Place = tuple[int, int, int]  # epoch, loader, pass over the loader in that epoch

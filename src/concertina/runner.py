@@ -27,7 +27,7 @@ from concertina.master.launch import MasterKeeper
 from concertina.master.machine import EXIT_INTERRUPTED_BY_USER, Change, Phase
 from concertina.master.service import JobSpec
 from concertina.master.words import SCRIPT
-from concertina.report import Generation, GenerationBook, Report, SampleBook
+from concertina.report import Generation, GenerationBook, Report, SampleBook, hint_of_a_late_start
 
 STOP_SECONDS = 30.0  # a stopping worker may take this long to reach a step boundary and write its checkpoint
 POLL_SECONDS = 0.2
@@ -292,6 +292,8 @@ class Run:
         assert over is not None
         report.samples = self._samples.rows()
         report.exit, report.error = over["exit"], over["failure"]
+        if self.settings.resume is not None or len(report.generations) > 1:
+            report.error += hint_of_a_late_start(report.error)
         if over["phase"] == Phase.INTERRUPTED:
             report.exit, report.error = EXIT_INTERRUPTED_BY_USER, "interrupted"
         self._tell_times(at_the_end=True)
