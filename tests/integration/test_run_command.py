@@ -274,3 +274,11 @@ def test_a_name_that_only_the_loop_sets_is_explained_where_a_job_resumes_after_a
     plain = concertina("run", "--workers", 1, script("import concertina as ct\nct.join()\nprint(loss)", name="typo.py"))
     assert "NameError" in plain.stderr
     assert "end of an epoch" not in plain.stderr
+
+
+def test_a_script_that_leaves_without_an_exception_is_told_by_its_last_words(script, concertina) -> None:
+    path = script("import argparse\nargparse.ArgumentParser().parse_args()", name="strict.py")
+    for command in ("run", "verify", "profile"):
+        ended = concertina(command, path, "--no-such")
+        assert ended.returncode == 2
+        assert "ended with exit code 2; the last it printed is: strict.py: error: unrecognized arg" in ended.stderr
