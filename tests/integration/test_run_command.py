@@ -282,3 +282,11 @@ def test_a_script_that_leaves_without_an_exception_is_told_by_its_last_words(scr
         ended = concertina(command, path, "--no-such")
         assert ended.returncode == 2
         assert "ended with exit code 2; the last it printed is: strict.py: error: unrecognized arg" in ended.stderr
+
+
+def test_a_refusal_is_told_once(script, concertina) -> None:
+    """The worker prints it, for its log, and the command ends with it."""
+    sentence = "concertina: the script never called concertina.join()"
+    plain = concertina("run", "--workers", 1, script("print('first')", name="plain.py"))
+    assert plain.stdout == "first\n"
+    assert plain.stderr.count(sentence) == 1

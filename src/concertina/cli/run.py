@@ -148,7 +148,7 @@ def _run_and_show(
         job.on_idle = display.forward_output
         stack.enter_context(_interruptible(job))
         result = job.to_end()
-        display.forward_output(to_the_end=True)
+        display.forward_output(to_the_end=True, told=result.error)
         display.close_story(result)
         return result
 
