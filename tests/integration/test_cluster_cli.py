@@ -174,7 +174,10 @@ def test_an_address_that_others_reach_needs_a_token(cli: Cli, tmp_path: Path, mo
         monkeypatch.setenv("CONCERTINA_TOKEN", found[0])
         assert cli("jobs").returncode == 0
         made = asked(cli, "users", "add", "ada", "--max-jobs", "1")
-        assert {user["name"] for user in asked(cli, "users", "list")} >= {"ada"}
+        assert asked(cli, "users", "add", "ada")["token"] != made["token"]
+        made = asked(cli, "users", "add", "ada", "--max-slots", "2")
+        ada = next(user for user in asked(cli, "users", "list") if user["name"] == "ada")
+        assert (ada["admin"], ada["max_jobs"], ada["max_slots"]) == (False, 1, 2), "a new token voids no limit"
         monkeypatch.setenv("CONCERTINA_TOKEN", made["token"])
         until(lambda: cli("jobs").returncode == 0)
         assert cli("down").returncode == 3  # not an admin
