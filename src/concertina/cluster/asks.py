@@ -118,9 +118,7 @@ def _resize(ask: Ask, standing: Standing, request: JobRequest, state: JobState) 
     note = ""
     if state.promised_s is not None:
         note = "; its deadline was promised for as many as the policy likes and may now be missed"
-    reason = (
-        pinned_to(number) if len(state.slots) == number else state.reason
-    )  # else the round that changes it says why
+    reason = pinned_to(number) if len(state.slots) == number else state.reason  # the round that changes it says why
     return _accept(ask, f"job {ask.target} gets {number} workers{note}", replace(state, pinned=number, reason=reason))
 
 
@@ -161,7 +159,7 @@ def _hit(taken: tuple[str, ...], standing: Standing) -> str:
     """Which jobs feel it."""
     lost = {holder.id: sum(slot in taken for slot in holder.slots) for holder in standing.holders}
     named = [f"{counted(count)} of {job}" for job, count in lost.items() if count]
-    return f" ({listed(named)})" if named else " (nobody used them)"
+    return f" ({listed(named)})" if named else " (free already)"
 
 
 def _return(ask: Ask, standing: Standing) -> Outcome:
