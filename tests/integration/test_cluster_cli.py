@@ -52,7 +52,8 @@ def until(there: Callable[[], bool]) -> None:
 
 
 def test_a_newcomer_submits_looks_and_is_refused(cli: Cli, script: Script, tmp_path: Path) -> None:
-    train = script(TRAIN + "\nif session.is_main: print('trained to the end')", epochs=3)
+    ending = "if session.is_main: print('line\\n' * 6000, end='trained to the end')"
+    train = script(f"{TRAIN}\n{ending}", epochs=3)
     with up(tmp_path):
         assert "no jobs yet: `concertina submit SCRIPT`" in cli("jobs").stdout
         done = cli("submit", "--wait", "--name", "first", train)
@@ -60,7 +61,8 @@ def test_a_newcomer_submits_looks_and_is_refused(cli: Cli, script: Script, tmp_p
         assert "taken as first-" in done.stdout
         assert "finished" in done.stdout
         assert "all its work is done" in done.stdout
-        assert cli("logs", "first").stdout == "trained to the end\n"
+        assert cli("logs", "first").stdout == "line\n" * 6000 + "trained to the end\n"
+        assert cli("logs", "first", "--tail", 2).stdout == "line\n" * 2 + "trained to the end\n"
         (job,) = asked(cli, "jobs", "--all")
         assert (job["phase"], job["step"], job["name"]) == ("finished", 12, "first")
         assert asked(cli, "describe", job["id"][:-2])["id"] == job["id"]
