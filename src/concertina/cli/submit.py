@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -154,7 +156,7 @@ def request_body(
 def until_decided(client: Client, job: dict[str, Any], screen: Console, quiet: bool) -> dict[str, Any]:
     """Waits for admission's word; an unknown job is measured first."""
     ends = time.monotonic() + DECISION_SECONDS
-    with screen.status("asking the cluster", spinner="dots") as status:
+    with only_waiting(job, screen), screen.status("asking the cluster", spinner="dots") as status:
         while job["phase"] == "submitted" and time.monotonic() < ends:
             if not quiet and job["reason"]:
                 status.update(f"{escape(job['id'])}: {escape(job['reason'])}")
@@ -164,19 +166,27 @@ def until_decided(client: Client, job: dict[str, Any], screen: Console, quiet: b
 
 
 def until_over(client: Client, job: dict[str, Any], screen: Console, quiet: bool) -> dict[str, Any]:
-    """As long as the job takes; Ctrl-C ends the waiting, not the job."""
-    try:
-        with screen.status("", spinner="dots") as status:
-            while not is_over(job):
-                if not quiet:
-                    share = "" if job["progress"] is None else f", {job['progress']:.0%}"
-                    status.update(f"{escape(job['id'])}: {state_words(job)} on {job['workers']} workers{share}")
-                time.sleep(POLL_SECONDS)
-                job = client.get_job(job["id"])
-    except KeyboardInterrupt:
-        screen.print(f"the job goes on; `concertina describe {job['id']}` shows it, `concertina cancel` ends it")
-        raise typer.Exit(130) from None
+    """As long as the job takes."""
+    with only_waiting(job, screen), screen.status("", spinner="dots") as status:
+        while not is_over(job):
+            if not quiet:
+                share = "" if job["progress"] is None else f", {job['progress']:.0%}"
+                status.update(f"{escape(job['id'])}: {state_words(job)} on {job['workers']} workers{share}")
+            time.sleep(POLL_SECONDS)
+            job = client.get_job(job["id"])
     return job
+
+
+@contextmanager
+def only_waiting(job: dict[str, Any], screen: Console) -> Iterator[None]:
+    """Ctrl-C ends the waiting, not the job, and says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        name = job["id"]
+        told = f"the job goes on; `concertina describe {name}` shows it, `concertina cancel {name}` ends it"
+        screen.print(told, soft_wrap=True)
+        raise typer.Exit(130) from None
 
 
 def exit_code(job: dict[str, Any]) -> int:
