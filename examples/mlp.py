@@ -1,7 +1,7 @@
 """A regression MLP that learns a wavy surface. Needs nothing but torch: start reading here.
 
 python examples/mlp.py                                                       alone
-concertina run --virtual 4 --resize "40=4,80=2" examples/mlp.py              on 1, then 4, then 2 workers
+concertina run --virtual 4 --workers 1 --resize "40=4,80=2" examples/mlp.py  on 1, then 4, then 2 workers
 """
 
 import argparse

@@ -143,6 +143,7 @@ class Profile:
     points: tuple[Point, ...]
     samples_per_step: float | None  # None: the script did not say, or read from no loader of the session
     missing: tuple[int, ...] = ()  # worker counts that the script ended too early for
+    steps: int = 0  # that the script made in all
     batch: Batch | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -160,6 +161,7 @@ class Profile:
             "samples_per_step": self.samples_per_step,
             "points": rows,
             "missing": list(self.missing),
+            "steps": self.steps,
             "batch": asdict(self.batch) if self.batch else None,
         }
 
@@ -204,6 +206,7 @@ def measure_curve(
         points=tuple(sweep.points),
         samples_per_step=seen / report.steps if seen and report.steps else None,
         missing=plan.workers[len(sweep.points) :],
+        steps=report.steps,
     )
 
 

@@ -1,15 +1,19 @@
 """What a run leaves behind: its report by generation, and the proof that every sample was trained on once."""
 
+import re
 import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from concertina.core.cut_plan import position_of
 from concertina.core.sample_ledger import SampleLedger
 
+_NO_NAME = re.compile(r"NameError: name '|UnboundLocalError: ")
+TAIL_BYTES, LONGEST_LINE = 4096, 200
 RECENT = 64  # steps whose times are remembered
 SETTLED = 5  # steps of a generation that say how long a usual one takes
 
@@ -66,6 +70,25 @@ class Report:
             "exit": self.exit,
             "error": self.error,
         }
+
+
+def hint_of_a_late_start(error: str) -> str:
+    """What to add to the error of a script that missed a name, if its workers did not begin at the beginning."""
+    if not _NO_NAME.match(error):
+        return ""
+    return "; a worker that comes in at the end of an epoch has none of the variables that the loop sets: set it before"
+
+
+def last_words(log: Path) -> str:
+    """The last line that a worker printed, to be added to an error that does not say why: a parser's, for instance."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"; the last it printed is: {said[:LONGEST_LINE]}" if said else ""
 
 
 Place = tuple[int, int, int]  # epoch, loader, pass over the loader in that epoch

@@ -5,6 +5,7 @@ dies is replaced; the job does not notice.
 """
 
 import json
+import re
 import shutil
 import signal
 import tempfile
@@ -27,11 +28,12 @@ from concertina.master.launch import MasterKeeper
 from concertina.master.machine import EXIT_INTERRUPTED_BY_USER, Change, Phase
 from concertina.master.service import JobSpec
 from concertina.master.words import SCRIPT
-from concertina.report import Generation, GenerationBook, Report, SampleBook
+from concertina.report import Generation, GenerationBook, Report, SampleBook, hint_of_a_late_start, last_words
 
 STOP_SECONDS = 30.0  # a stopping worker may take this long to reach a step boundary and write its checkpoint
 POLL_SECONDS = 0.2
 ORPHAN_SECONDS = 60.0  # without a word from any master, a worker on another host ends itself
+_EXITED = re.compile(r"worker (\d+) ended with exit code \d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +294,10 @@ class Run:
         assert over is not None
         report.samples = self._samples.rows()
         report.exit, report.error = over["exit"], over["failure"]
+        if self.settings.resume is not None or len(report.generations) > 1:
+            report.error += hint_of_a_late_start(report.error)
+        if found := _EXITED.fullmatch(report.error):  # without an exception that could be told
+            report.error += last_words(self.log_path(int(found[1])))
         if over["phase"] == Phase.INTERRUPTED:
             report.exit, report.error = EXIT_INTERRUPTED_BY_USER, "interrupted"
         self._tell_times(at_the_end=True)

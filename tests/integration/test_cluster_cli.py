@@ -52,7 +52,8 @@ def until(there: Callable[[], bool]) -> None:
 
 
 def test_a_newcomer_submits_looks_and_is_refused(cli: Cli, script: Script, tmp_path: Path) -> None:
-    train = script(TRAIN + "\nif session.is_main: print('trained to the end')", epochs=3)
+    ending = "if session.is_main: print('line\\n' * 6000, end='trained to the end')"
+    train = script(f"{TRAIN}\n{ending}", epochs=3)
     with up(tmp_path):
         assert "no jobs yet: `concertina submit SCRIPT`" in cli("jobs").stdout
         done = cli("submit", "--wait", "--name", "first", train)
@@ -60,7 +61,8 @@ def test_a_newcomer_submits_looks_and_is_refused(cli: Cli, script: Script, tmp_p
         assert "taken as first-" in done.stdout
         assert "finished" in done.stdout
         assert "all its work is done" in done.stdout
-        assert cli("logs", "first").stdout == "trained to the end\n"
+        assert cli("logs", "first").stdout == "line\n" * 6000 + "trained to the end\n"
+        assert cli("logs", "first", "--tail", 2).stdout == "line\n" * 2 + "trained to the end\n"
         (job,) = asked(cli, "jobs", "--all")
         assert (job["phase"], job["step"], job["name"]) == ("finished", 12, "first")
         assert asked(cli, "describe", job["id"][:-2])["id"] == job["id"]
@@ -174,7 +176,10 @@ def test_an_address_that_others_reach_needs_a_token(cli: Cli, tmp_path: Path, mo
         monkeypatch.setenv("CONCERTINA_TOKEN", found[0])
         assert cli("jobs").returncode == 0
         made = asked(cli, "users", "add", "ada", "--max-jobs", "1")
-        assert {user["name"] for user in asked(cli, "users", "list")} >= {"ada"}
+        assert asked(cli, "users", "add", "ada")["token"] != made["token"]
+        made = asked(cli, "users", "add", "ada", "--max-slots", "2")
+        ada = next(user for user in asked(cli, "users", "list") if user["name"] == "ada")
+        assert (ada["admin"], ada["max_jobs"], ada["max_slots"]) == (False, 1, 2), "a new token voids no limit"
         monkeypatch.setenv("CONCERTINA_TOKEN", made["token"])
         until(lambda: cli("jobs").returncode == 0)
         assert cli("down").returncode == 3  # not an admin

@@ -47,7 +47,7 @@ def test_a_paced_script_sees_its_own_name_and_arguments(script, tmp_path: Path) 
 def test_the_table_says_what_a_script_was_too_short_for(script, concertina) -> None:
     done = concertina("profile", "-P", 2, "--max", 2, "--measure", 3, "--warm", 1, script(TRAIN, epochs=1))
     assert done.returncode == 0, done.stderr  # 8 steps: too few to start another worker in
-    assert "ended before 2 workers were measured: each count needs 5 steps" in done.stdout
+    assert "ended after 8 steps, before 2 workers were measured: each count needs 5 steps, and more" in done.stdout
     assert "100%" in done.stdout
 
 

@@ -258,3 +258,35 @@ def test_help_teaches(concertina) -> None:
     assert "--resize" in text
     assert "Examples" in text
     assert concertina("--version").stdout.startswith("concertina ")
+
+
+def test_a_name_that_only_the_loop_sets_is_explained_where_a_job_resumes_after_an_epoch(
+    script, concertina, tmp_path: Path
+) -> None:
+    """At the end of an epoch there is no turn left that could set it."""
+    path = script(TRAIN + "    print('loss', loss.item())\n")
+    first = concertina("run", "--workers", 1, "--steps", 4, "--checkpoint", "saved", path)
+    assert (first.returncode, first.stdout.count("loss ")) == (0, 1), first.stderr
+    rest = concertina("run", "--workers", 1, "--resume", "--checkpoint", "saved", path)
+    assert rest.returncode == 1
+    assert "NameError: name 'loss' is not defined at train.py" in rest.stderr
+    assert "at the end of an epoch has none of the variables that the loop sets" in rest.stderr
+    plain = concertina("run", "--workers", 1, script("import concertina as ct\nct.join()\nprint(loss)", name="typo.py"))
+    assert "NameError" in plain.stderr
+    assert "end of an epoch" not in plain.stderr
+
+
+def test_a_script_that_leaves_without_an_exception_is_told_by_its_last_words(script, concertina) -> None:
+    path = script("import argparse\nargparse.ArgumentParser().parse_args()", name="strict.py")
+    for command in ("run", "verify", "profile"):
+        ended = concertina(command, path, "--no-such")
+        assert ended.returncode == 2
+        assert "ended with exit code 2; the last it printed is: strict.py: error: unrecognized arg" in ended.stderr
+
+
+def test_a_refusal_is_told_once(script, concertina) -> None:
+    """The worker prints it, for its log, and the command ends with it."""
+    sentence = "concertina: the script never called concertina.join()"
+    plain = concertina("run", "--workers", 1, script("print('first')", name="plain.py"))
+    assert plain.stdout == "first\n"
+    assert plain.stderr.count(sentence) == 1

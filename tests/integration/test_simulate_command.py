@@ -131,7 +131,7 @@ def test_skip_bad_rows_counts_what_it_leaves_out(tmp_path: Path) -> None:
         ((SMALL, "--placement", "magic"), "no placement named 'magic'"),
         ((SMALL, "--html", "no-folder/page.html"), "can not be written: there is no folder no-folder"),
         ((SMALL, "synthetic:jobs=3", "--save-trace", "x.csv"), "it would hold 2 traces"),
-        ((SMALL, "--throughput", "missing.csv"), "missing.csv: no such file"),
+        ((SMALL, "--throughput", "missing.csv"), "missing.csv: no such file; needed a table of measured speeds"),
         (("synthetic:jobs=few",), "jobs=few; needed a whole number"),
     ],
 )

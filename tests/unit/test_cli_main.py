@@ -1,10 +1,13 @@
 """The command line as a whole: what it says to words that it does not know, and its exit code then."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from concertina.__main__ import main as start
 from concertina.cli import main
 from concertina.cli.places import STATE
 from concertina.cli.up import way_here
@@ -47,3 +50,14 @@ def test_a_cluster_in_a_folder_of_its_own_says_how_others_find_it(
     monkeypatch.setenv(STATE, str(tmp_path))
     assert way_here(tmp_path, "http://127.0.0.1:8500") == ""
     assert way_here(tmp_path / "own", "http://127.0.0.1:8500") == "export CONCERTINA_URL=http://127.0.0.1:8500"
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "concertina.cli", Interrupted("concertina.cli"))
+    with pytest.raises(SystemExit) as ended:
+        start()
+    assert ended.value.code == 130

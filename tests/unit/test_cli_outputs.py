@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from concertina.cli.outputs import check_output_file, check_output_folder
+from concertina.cli.outputs import check_output_file, check_output_folder, check_two_files
 from concertina.core.errors import UsageError
 
 
@@ -34,3 +34,12 @@ def test_what_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.
     for check in (check_output_file, check_output_folder):
         with pytest.raises(UsageError, match="may not be written to; choose another path"):
             check("--x", tmp_path / "new")
+
+
+def test_two_outputs_need_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"--report and --events are both x\.json"):
+        check_two_files("--report", Path("x.json"), "--events", tmp_path / "x.json")
+    check_two_files("--report", Path("x.json"), "--events", Path("y.json"))
+    check_two_files("--report", None, "--events", Path("y.json"))
+    check_two_files("--report", Path("/dev/null"), "--events", Path("/dev/null"))

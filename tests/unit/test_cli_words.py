@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 
 from concertina.cli.client import choose, parse_events
@@ -18,7 +19,7 @@ from concertina.cli.job_words import (
     verdict,
     why_lines,
 )
-from concertina.cli.submit import exit_code, quote_lines
+from concertina.cli.submit import exit_code, quote_lines, until_decided, until_over
 from concertina.core.errors import UsageError
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
@@ -35,6 +36,7 @@ def job(**fields: Any) -> dict[str, Any]:
         "virtual": 4,
         "min_workers": 1,
         "max_workers": 0,
+        "pinned": 0,
         "phase": "running",
         "activity": "training",
         "profiling": False,
@@ -142,6 +144,30 @@ def test_a_refusal_says_what_could_be_promised() -> None:
     )  # fmt: skip
     taken = job(promised_s=T + 600, deadline_s=T + 600)
     assert verdict(taken, NOW).startswith("taken as digits-1a2b: will be done by 12:10:00 (in 10 min)")
+
+
+def test_a_job_that_ended_while_it_was_measured_does_not_hide_a_deadline_it_missed() -> None:
+    late = job(phase="finished", reason="all its work is done", deadline_s=T - 25, ended_s=T - 5)
+    words = "taken as digits-1a2b, and already finished: all its work is done"
+    assert verdict(late, NOW) == f"{words}; deadline 11:59:35, missed by 20 s"
+    assert verdict({**late, "deadline_s": None}, NOW) == words
+
+
+def test_ctrl_c_while_a_job_is_measured_says_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    class Interrupted:
+        def get_job(self, name: str) -> dict[str, Any]:
+            raise KeyboardInterrupt
+
+    for wait in (until_decided, until_over):
+        with pytest.raises(typer.Exit) as ended:
+            wait(Interrupted(), job(phase="submitted"), Console(width=80), quiet=False)  # type: ignore[arg-type]
+        assert ended.value.exit_code == 130
+        assert "the job goes on; `concertina describe digits-1a2b` shows it" in capsys.readouterr().out
+
+
+def test_facts_say_that_a_job_is_pinned() -> None:
+    assert dict(facts(job(pinned=2), NOW))["workers"].endswith("; pinned to 2; 1 to 4 of 4 virtual workers")
+    assert "pinned" not in dict(facts(job(pinned=2, phase="finished"), NOW))["workers"]
 
 
 @pytest.mark.parametrize(("phase", "code"), [("running", 0), ("finished", 0), ("rejected", 3), ("failed", 1)])

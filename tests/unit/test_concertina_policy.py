@@ -291,6 +291,10 @@ def test_reasons_name_the_fair_time_and_who_goes_first() -> None:
     rows = table(job("long", 9 * HOUR, model="one"), job("short", HOUR, model="one"), cluster="1x1")
     assert POLICY.explain(rows, 0, 0, 1) == "1 device is of most use here; expected to take 1.0 times its fair time"
     assert "1 job with less to do comes first" in POLICY.explain(rows, 0, 1, 0)
+    alone = table(job("only", HOUR, model="one"), cluster="1x4")
+    assert POLICY.explain(alone, 0, 2, 1).startswith("1 device is of most use here; ")
+    assert POLICY.explain(alone, 0, 2, 2).startswith("2 devices are of most use here; ")
+    assert POLICY.explain(alone, 0, 1, 0).startswith("expected to take ")
     old = table(job("old", HOUR, model="one"), cluster="1x1", now=9 * HOUR)
     assert "the floor is 2" in POLICY.explain(old, 0, 0, 1)
     strict = table(job("a", HOUR, 2 * HOUR), job("b", HOUR))

@@ -382,7 +382,13 @@ def test_what_is_asked_for_is_done() -> None:
     assert (cancelled.phase, cancelled.reason) == (JobPhase.CANCELLED, "u cancelled it")
     pinned = answer(ask(Op.RESIZE, "a", 3), standing()).state
     assert pinned is not None
-    assert pinned.pinned == 3
+    assert (pinned.pinned, pinned.reason) == (3, RUNNING.reason)  # the change to 3 will have the reason
+    stays = answer(ask(Op.RESIZE, "a", 2), standing()).state
+    assert stays is not None
+    assert (stays.pinned, stays.reason) == (2, "pinned to 2 workers")
+    free = answer(ask(Op.RESIZE, "a", 0), standing(states={"a": stays})).state
+    assert free is not None
+    assert (free.pinned, free.reason) == (0, "it has as many workers as the policy likes")
     drained = answer(ask(Op.DRAIN, "x"), standing()).cluster
     assert drained is not None
     assert drained.drained == ("x",)

@@ -268,9 +268,11 @@ def test_a_resize_holds_until_it_is_taken_back() -> None:
     here.ask(Op.RESIZE, name, 1)
     settle(here)
     assert len(here.states[name].slots) == 1
+    assert here.states[name].reason == here.states[name].history[-1].reason == "pinned to 1 worker"
     here.ask(Op.RESIZE, name, 0)
     settle(here)
     assert len(here.states[name].slots) == 4
+    assert "pinned" not in here.states[name].reason
 
 
 def test_a_settled_cluster_is_left_alone() -> None:

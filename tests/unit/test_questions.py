@@ -111,6 +111,15 @@ def test_a_job_that_can_never_run_has_no_end_in_sight() -> None:
     assert found.reason == "it does not end if nothing changes"
 
 
+@pytest.mark.parametrize("policy", ["concertina", "elasticflow", "elastic-tiresias", "tiresias"])
+def test_a_job_that_no_device_is_left_for_is_told_so_at_once(policy: str) -> None:
+    """Below its fair share the policy looks at it again every five minutes, and nothing else ever happens."""
+    there = snapshot(waiting(spec("late", 1, 10, submit=NOW - 1000.0)), cluster="1x4", down=frozenset({"n0"}))
+    course = world_of(there, basis(policy), 1e9).run(draw=None, until=["late"])
+    assert course.rows < 1000
+    assert course.ends == {}
+
+
 def test_a_job_on_a_lost_node_starts_again_elsewhere_with_what_it_has_done() -> None:
     there = snapshot(running(spec("a", 4, 100), "n1", done=40), cluster="2x4", down=frozenset({"n1"}))
     found = eta(there, "a", basis(overhead=overhead_named("concertina")))
@@ -246,7 +255,9 @@ def test_why_says_that_a_job_about_to_start_is_held_by_nothing() -> None:
 
 def test_why_tells_lost_nodes_from_busy_ones() -> None:
     there = snapshot(waiting(spec("wide", 8, 10)), cluster="2x4", down=frozenset({"n1"}))
-    assert "it needs 8 gpu at once and only 4 are up (1 node down)" in why(there, "wide", basis())
+    assert "it needs 8 gpu at once and only 4 can be used (1 node lost, drained or reclaimed)" in why(
+        there, "wide", basis()
+    )
 
 
 def test_why_answers_while_a_job_is_still_listed_on_a_lost_node() -> None:

@@ -79,6 +79,12 @@ def deadline_words(job: Plain, now: datetime, brief: bool = False) -> str:
     return more if brief else f"{clock}, {more}"
 
 
+def over_words(job: Plain, now: datetime) -> str:
+    """Why a job has ended, and what became of its deadline."""
+    deadline = deadline_words(job, now) if job["phase"] == "finished" else ""
+    return f"{job['reason']}; deadline {deadline}" if deadline else str(job["reason"])
+
+
 def deadline_style(job: Plain) -> str:
     if job["deadline_s"] is None:
         return ""
@@ -165,7 +171,7 @@ def verdict(job: Plain, now: datetime) -> str:
     if job["phase"] == "submitted":
         return f"{name} is not decided yet: {reason or 'the controller has not looked at it'}"
     if job["phase"] in ("finished", "cancelled"):  # it was quicker than the asking
-        return f"taken as {name}, and already {job['phase']}: {reason}"
+        return f"taken as {name}, and already {job['phase']}: {over_words(job, now)}"
     if job["promised_s"] is not None:
         return f"taken as {name}: will be done by {when(job['promised_s'], now)}\n{reason}"
     return f"taken as {name}: {reason}"
@@ -241,7 +247,8 @@ def facts(job: Plain, now: datetime) -> list[tuple[str, str]]:
 
 
 def _range(job: Plain) -> str:
-    return f"{job['min_workers']} to {job['max_workers'] or job['virtual']} of {job['virtual']} virtual workers"
+    spread = f"{job['min_workers']} to {job['max_workers'] or job['virtual']} of {job['virtual']} virtual workers"
+    return f"pinned to {job['pinned']}; {spread}" if job["pinned"] and not is_over(job) else spread
 
 
 def _progress(job: Plain) -> str:

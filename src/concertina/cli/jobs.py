@@ -19,7 +19,7 @@ from concertina.cli.shared import AsJson, JobName, Url, console, say_json, teach
 from concertina.core.errors import ClusterUnreachable
 
 WATCH_SECONDS, FOLLOW_SECONDS = 1.0, 0.5
-LINES = 200
+LINES = 5000  # in a page
 ENDED_SHOWN = 10  # without --all: as many that have ended, the newest
 
 JOBS_HELP = teach(
@@ -45,6 +45,7 @@ LOGS_HELP = teach(
     "Print what a job's script has printed.",
     "",
     {
+        "concertina logs digits --tail 20": "the last lines only; without it, all of them",
         "concertina logs digits -f": "go on as it prints, until the job ends",
         "concertina logs digits --worker 2": "another worker than the main one",
     },
@@ -145,28 +146,32 @@ def why(job: JobName, url: Url = None, as_json: AsJson = False) -> None:
 def logs(
     job: JobName,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, until the job ends.")] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option("--tail", "-n", min=1, max=LINES, help="Begin with the last N lines. Default: with the first."),
+    ] = None,
     worker: Annotated[int | None, typer.Option("--worker", min=0, help="Which one. Default: the main one.")] = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     with Client.find(url) as client:
         try:
-            _print_logs(client, client.find_job(job), follow, worker, as_json)
+            _print_logs(client, client.find_job(job), follow, tail, worker, as_json)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 
 
-def _print_logs(client: Client, job_id: str, follow: bool, worker: int | None, as_json: bool) -> None:
-    after, printed = None, False
+def _print_logs(client: Client, job_id: str, follow: bool, tail: int | None, worker: int | None, as_json: bool) -> None:
+    after, limit, printed = 0 if tail is None else None, tail or LINES, False
     while True:
-        page = client.get(f"/jobs/{quote(job_id, safe='')}/logs", worker=worker, after=after, limit=LINES)
+        page = client.get(f"/jobs/{quote(job_id, safe='')}/logs", worker=worker, after=after, limit=limit)
         for line in page["lines"]:
             if as_json:
                 say_json(line)
             else:
                 sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
-        after = page["next"]
+        after, limit = page["next"], LINES
         printed = printed or bool(page["lines"])
         if not page["lines"]:
             if page["ended"] or not follow:

@@ -14,6 +14,13 @@ def check_output_file(option: str, path: Path | None) -> None:
     _check_writable(option, path, path if path.exists() else path.parent)
 
 
+def check_two_files(option: str, path: Path | None, other: str, there: Path | None) -> None:
+    """A terminal or a pipe may take both."""
+    same = path is not None and there is not None and path.resolve() == there.resolve()
+    if same and path is not None and (path.is_file() or not path.exists()):
+        raise UsageError(f"{option} and {other} are both {path}: the one would overwrite the other; give two files")
+
+
 def check_output_folder(option: str, path: Path | None) -> None:
     """A folder that is there already, or that can be made."""
     if path is not None:

@@ -68,8 +68,9 @@ def profile(
     Speedup is against the first count, efficiency is speedup per worker. The global batch stays the same, so a
     curve that flattens says that further workers are not worth their devices.
 
-    The script really trains, and must last for (warm + measure) steps at every count: files that it writes, it writes.
-    Measure on a machine, or on devices, with nothing else to do.
+    The script really trains, and must last for (warm + measure) steps at every count, and meanwhile for the seconds in
+    which new workers start: files that it writes, it writes. Measure on a machine, or on devices, with nothing else to
+    do.
     """
     if workers and most is not None:
         raise UsageError("--workers and --max: give one of them")
@@ -108,8 +109,9 @@ def _show(found: Profile, plan: Plan) -> None:
     console.print(table)
     if found.missing:
         console.print(
-            f"The script ended before {', '.join(map(str, found.missing))} workers were measured: each count needs "
-            f"{plan.warm + plan.measured + 1} steps. Let it train for longer, or lower --measure.",
+            f"The script ended after {found.steps} steps, before {', '.join(map(str, found.missing))} workers were "
+            f"measured: each count needs {plan.warm + plan.measured + 1} steps, and more pass in the seconds in which "
+            "new workers start. Let it train for longer.",
             soft_wrap=True,
         )
     if found.batch is not None:
@@ -130,7 +132,7 @@ def _progress() -> Iterator[Listener]:
 
         def tell(event: Mapping[str, Any]) -> None:
             if event["event"] == "generation_started":
-                bar.update(task, description=f"{event['workers']} workers")
+                bar.update(task, description=f"{event['workers']} worker{'s' * (event['workers'] != 1)}")
             elif event["event"] == "step":
                 bar.update(task, description=f"step {event['step']}")
 

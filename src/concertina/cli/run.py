@@ -14,7 +14,7 @@ from types import FrameType
 import typer
 
 from concertina.cli.hosts import SeveralHosts, open_backend
-from concertina.cli.outputs import check_output_file, check_output_folder
+from concertina.cli.outputs import check_output_file, check_output_folder, check_two_files
 from concertina.cli.run_display import Display
 from concertina.cli.run_options import (
     DEFAULT_VIRTUAL,
@@ -90,6 +90,7 @@ def run(
     changes = parse_changes(resize)
     check_output_file("--report", report)
     check_output_file("--events", events)
+    check_two_files("--report", report, "--events", events)
     check_output_folder("--checkpoint", checkpoint)
     check_output_folder("--run-dir", run_dir)
     start = _find_checkpoint(checkpoint, resume)
@@ -148,7 +149,7 @@ def _run_and_show(
         job.on_idle = display.forward_output
         stack.enter_context(_interruptible(job))
         result = job.to_end()
-        display.forward_output(to_the_end=True)
+        display.forward_output(to_the_end=True, told=result.error)
         display.close_story(result)
         return result
 

@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from concertina.report import Report
 from concertina.runner import Run
 
+OURS = "concertina: "  # how a worker begins the sentence that it ends with
+
 
 class Display:
     """The live progress line, the one-line story of each generation, and the script's own output."""
@@ -50,7 +52,7 @@ class Display:
         if kind == "generation_started":
             self._follow_main(event["members"][0])
             self._say(f"step {event['step']}: {event['reason']}")
-            self._progress.update(self._task, description=f"{event['workers']} workers")
+            self._progress.update(self._task, description=f"{event['workers']} worker{'s' * (event['workers'] != 1)}")
         elif kind == "step":
             values = "  ".join(f"{name} {value:.4g}" for name, value in event["log"].items())
             self._progress.update(self._task, completed=event["step"], detail=f"epoch {event['epoch']}  {values}")
@@ -83,8 +85,9 @@ class Display:
         path = self.job.log_path(worker)
         self._shown, self._read = worker, path.stat().st_size if path.exists() else 0
 
-    def forward_output(self, to_the_end: bool = False) -> None:
-        """Shows what the main worker's script has printed since: whole lines, and at the end what is left."""
+    def forward_output(self, to_the_end: bool = False, told: str = "") -> None:
+        """Shows what the main worker's script has printed since: whole lines, and at the end what is left. A last line
+        of our own waits for the end, since it is left out there if it is the sentence that will be told anyhow."""
         if self.job is None:
             return
         path = self.job.log_path(self._shown)
@@ -94,6 +97,10 @@ class Display:
             file.seek(self._read)
             text = file.read()
         whole = len(text) if to_the_end else text.rfind(b"\n") + 1
+        last = text.rfind(b"\n", 0, max(whole - 1, 0)) + 1
+        ours = text[last:whole].decode(errors="replace")
+        if ours.startswith(OURS) and (ours.strip() == f"{OURS}{told}" if to_the_end else True):
+            whole = last
         if whole:
             self._read += whole
             sys.stdout.write(text[:whole].decode(errors="replace"))

@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from concertina.cli.client import Client
-from concertina.cli.job_words import band_words, is_over, state_words, verdict, when
+from concertina.cli.job_words import band_words, is_over, over_words, state_words, verdict, when
 from concertina.cli.places import local_now
 from concertina.cli.shared import REFUSED, TAKEN, TROUBLE, AsJson, Script, Url, console, say_json, teach
 from concertina.cli.times import FORMS, lasting, parse_time
@@ -54,7 +56,9 @@ Max = Annotated[int, typer.Option("--max", min=0, help="Never more workers than 
 Steps = Annotated[int, typer.Option("--steps", min=0, help="Optimizer steps; 0: as many as the script makes.")]
 Name = Annotated[str, typer.Option("--name", help="What to call it. Default: the script's name.")]
 User = Annotated[str, typer.Option("--user", help="On whose behalf. Default: you.")]
-Wait = Annotated[bool, typer.Option("--wait", "-w", help="Return when the job has ended, with its exit code.")]
+Wait = Annotated[
+    bool, typer.Option("--wait", "-w", help="Return when the job has ended: 0 if it finished, 1 if it failed.")
+]
 
 
 def submit(
@@ -82,7 +86,8 @@ def submit(
         if wait and not is_over(job):
             job = until_over(client, job, screen, quiet=as_json)
             if not as_json:
-                screen.print(f"{escape(job['id'])}: {state_words(job)}, {escape(job['reason'])}", soft_wrap=True)
+                ended = f"{job['id']}: {state_words(job)}, {over_words(job, local_now())}"
+                screen.print(escape(ended), soft_wrap=True)
     if as_json:
         say_json(job)
     raise typer.Exit(exit_code(job))
@@ -151,7 +156,7 @@ def request_body(
 def until_decided(client: Client, job: dict[str, Any], screen: Console, quiet: bool) -> dict[str, Any]:
     """Waits for admission's word; an unknown job is measured first."""
     ends = time.monotonic() + DECISION_SECONDS
-    with screen.status("asking the cluster", spinner="dots") as status:
+    with only_waiting(job, screen), screen.status("asking the cluster", spinner="dots") as status:
         while job["phase"] == "submitted" and time.monotonic() < ends:
             if not quiet and job["reason"]:
                 status.update(f"{escape(job['id'])}: {escape(job['reason'])}")
@@ -161,19 +166,27 @@ def until_decided(client: Client, job: dict[str, Any], screen: Console, quiet: b
 
 
 def until_over(client: Client, job: dict[str, Any], screen: Console, quiet: bool) -> dict[str, Any]:
-    """As long as the job takes; Ctrl-C ends the waiting, not the job."""
-    try:
-        with screen.status("", spinner="dots") as status:
-            while not is_over(job):
-                if not quiet:
-                    share = "" if job["progress"] is None else f", {job['progress']:.0%}"
-                    status.update(f"{escape(job['id'])}: {state_words(job)} on {job['workers']} workers{share}")
-                time.sleep(POLL_SECONDS)
-                job = client.get_job(job["id"])
-    except KeyboardInterrupt:
-        screen.print(f"the job goes on; `concertina describe {job['id']}` shows it, `concertina cancel` ends it")
-        raise typer.Exit(130) from None
+    """As long as the job takes."""
+    with only_waiting(job, screen), screen.status("", spinner="dots") as status:
+        while not is_over(job):
+            if not quiet:
+                share = "" if job["progress"] is None else f", {job['progress']:.0%}"
+                status.update(f"{escape(job['id'])}: {state_words(job)} on {job['workers']} workers{share}")
+            time.sleep(POLL_SECONDS)
+            job = client.get_job(job["id"])
     return job
+
+
+@contextmanager
+def only_waiting(job: dict[str, Any], screen: Console) -> Iterator[None]:
+    """Ctrl-C ends the waiting, not the job, and says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        name = job["id"]
+        told = f"the job goes on; `concertina describe {name}` shows it, `concertina cancel {name}` ends it"
+        screen.print(told, soft_wrap=True)
+        raise typer.Exit(130) from None
 
 
 def exit_code(job: dict[str, Any]) -> int:

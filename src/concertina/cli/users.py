@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,23 +48,32 @@ def _store(state: Path | None, address: str) -> Iterator["Store"]:
 @app.command()
 def add(
     name: UserName,
-    admin: Annotated[bool, typer.Option("--admin", help="Sees and touches everybody's jobs.")] = False,
-    max_jobs: Annotated[int, typer.Option(min=0, help="Jobs that have not ended, at once; 0: no limit.")] = 0,
-    max_slots: Annotated[int, typer.Option(min=0, help="Slots that these could have together; 0: no limit.")] = 0,
-    max_gpu_hours: Annotated[float, typer.Option(min=0.0, help="Slot-hours for all time; 0: no limit.")] = 0.0,
+    admin: Annotated[bool | None, typer.Option("--admin/--no-admin", help="Sees and touches everybody's jobs.")] = None,
+    max_jobs: Annotated[int | None, typer.Option(min=0, help="Jobs that have not ended, at once; 0: no limit.")] = None,
+    max_slots: Annotated[
+        int | None, typer.Option(min=0, help="Slots that these could have together; 0: no limit.")
+    ] = None,
+    max_gpu_hours: Annotated[float | None, typer.Option(min=0.0, help="Slot-hours for all time; 0: no limit.")] = None,
     state: StateDir = None,
     store: StoreAddress = "",
     as_json: AsJson = False,
 ) -> None:
-    """Make a user, or a new token for one. The token is shown this once."""
+    """Make a user, or a new token for one. The token is shown this once; what is not said again stays as it was."""
     from concertina.cluster.records import User
-    from concertina.server.auth import add_user
+    from concertina.server.auth import add_user, find_user
 
-    user = User(name=name, token="", admin=admin, max_jobs=max_jobs, max_slots=max_slots, max_gpu_hours=max_gpu_hours)
     with _store(state, store) as opened:
+        old = find_user(opened, name) or User(name=name, token="")
+        user = replace(
+            old,
+            admin=old.admin if admin is None else admin,
+            max_jobs=old.max_jobs if max_jobs is None else max_jobs,
+            max_slots=old.max_slots if max_slots is None else max_slots,
+            max_gpu_hours=old.max_gpu_hours if max_gpu_hours is None else max_gpu_hours,
+        )
         token = add_user(opened, user)
     if as_json:
-        say_json({"name": name, "token": token, "admin": admin})
+        say_json({"name": name, "token": token, "admin": user.admin})
         return
     screen = console()
     screen.print(f"{escape(name)}: [bold]{token}[/bold]", soft_wrap=True)

@@ -83,7 +83,8 @@ def verify(
     raise typer.Exit(0 if verdict.elastic else 1)
 
 
-verify.__doc__ = inspect.cleandoc(verify.__doc__ or "") + EXAMPLES
+_PARAGRAPHS = inspect.cleandoc(verify.__doc__ or "").split("\n\n")
+verify.__doc__ = "\n\n".join(" ".join(part.split()) for part in _PARAGRAPHS) + EXAMPLES  # typer keeps line ends
 
 
 @contextmanager

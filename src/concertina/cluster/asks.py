@@ -99,24 +99,32 @@ def _about_job(ask: Ask, standing: Standing) -> Outcome:
 def _resize(ask: Ask, standing: Standing, request: JobRequest, state: JobState) -> Outcome:
     number = ask.number
     if number == 0:
-        return _accept(ask, f"job {ask.target} has as many workers as the policy likes", replace(state, pinned=0))
+        free = replace(
+            state, pinned=0, reason="it has as many workers as the policy likes" if state.pinned else state.reason
+        )
+        return _accept(ask, f"job {ask.target} has as many workers as the policy likes", free)
     there = len(usable(standing.nodes))
     if number < 0:
         return _refuse(ask, f"{number} workers: needed 1 or more, or 0 for as many as the policy likes")
+    wanted = counted(number, "worker")
     if number > request.virtual:
-        return _refuse(
-            ask, f"{number} workers: job {ask.target} has {request.virtual} virtual workers, so at most that many"
-        )
+        return _refuse(ask, f"{wanted}: job {ask.target} has {request.virtual} virtual workers, so at most that many")
     if number > there:
-        return _refuse(ask, f"{number} workers: the cluster has {counted(there)} to give, so at most that many")
+        return _refuse(ask, f"{wanted}: the cluster has {counted(there)} to give, so at most that many")
     if number > standing.largest:
-        return _refuse(ask, f"{number} workers: with these slots the policy gives a job {standing.largest} at most")
+        return _refuse(ask, f"{wanted}: with these slots the policy gives a job {standing.largest} at most")
     if number < request.min_workers:
-        return _refuse(ask, f"{number} workers: job {ask.target} was submitted with at least {request.min_workers}")
+        return _refuse(ask, f"{wanted}: job {ask.target} was submitted with at least {request.min_workers}")
     note = ""
     if state.promised_s is not None:
         note = "; its deadline was promised for as many as the policy likes and may now be missed"
-    return _accept(ask, f"job {ask.target} gets {number} workers{note}", replace(state, pinned=number))
+    reason = pinned_to(number) if len(state.slots) == number else state.reason  # the round that changes it says why
+    return _accept(ask, f"job {ask.target} gets {number} workers{note}", replace(state, pinned=number, reason=reason))
+
+
+def pinned_to(number: int) -> str:
+    """The reason of a job that has the workers its user asked for."""
+    return f"pinned to {counted(number, 'worker')}"
 
 
 def _drain(ask: Ask, standing: Standing) -> Outcome:
@@ -151,7 +159,7 @@ def _hit(taken: tuple[str, ...], standing: Standing) -> str:
     """Which jobs feel it."""
     lost = {holder.id: sum(slot in taken for slot in holder.slots) for holder in standing.holders}
     named = [f"{counted(count)} of {job}" for job, count in lost.items() if count]
-    return f" ({listed(named)})" if named else " (nobody used them)"
+    return f" ({listed(named)})" if named else " (free already)"
 
 
 def _return(ask: Ask, standing: Standing) -> Outcome:

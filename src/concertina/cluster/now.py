@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from concertina.cluster.asks import pinned_to
 from concertina.cluster.curves import LiveCurves, kind_of
 from concertina.cluster.mirror import Job, Mirror
 from concertina.cluster.records import Curve, JobRequest, JobState
@@ -97,7 +98,10 @@ def why_now(mirror: Mirror, job_id: str, now: float) -> tuple[str, Eta | None]:
     if state.profiling or not any(view.spec.id == job_id for view in here.snapshot.jobs):
         return state.reason, None
     found = eta(here.snapshot, job_id, here.basis)
-    return readable(why(here.snapshot, job_id, here.basis)), replace(found, reason=readable(found.reason))
+    sentence = readable(why(here.snapshot, job_id, here.basis))
+    if state.pinned:
+        sentence = f"{pinned_to(state.pinned)}; {sentence}"
+    return sentence, replace(found, reason=readable(found.reason))
 
 
 def quote_now(mirror: Mirror, request: JobRequest, script: bytes, now: float) -> tuple[Quote, bool]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from concertina.cluster import profiling
+from concertina.cluster.asks import pinned_to
 from concertina.cluster.curves import NOTABLE, merged
 from concertina.cluster.grants import Holding, Nodes, grant
 from concertina.cluster.hold import Seat, held_until, steady
@@ -253,6 +254,8 @@ class PolicyRound:
                 continue
             if slots != state.slots:
                 reason = reasons.get(job_id) or self._usual(state, slots)
+                if state.pinned and len(slots) == state.pinned != len(state.slots):
+                    reason = pinned_to(state.pinned)
                 books.give(job_id, slots, reason + self._slowness(state) * (len(slots) > len(state.slots)))
             elif not slots and job_id in targets:
                 told = f"{reasons.get(job_id, state.reason)}; its slots are on their way{self._from(job_id)}"

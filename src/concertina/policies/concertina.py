@@ -94,7 +94,10 @@ class ConcertinaPolicy:
         if rho >= self.floor:
             expected += f" (the floor is {self.floor:g})"
         promises = len(crowd.rows) < len(crowd.table)
-        if after > before:
+        alone = len(crowd.table) == 1
+        if alone and not after:
+            return expected
+        if after > before or alone:
             devices = "1 device" if after == 1 else f"{after} devices"
             use = "is" if after == 1 else "are"
             return f"{f'promises leave it {devices}' if promises else f'{devices} {use} of most use here'}; {expected}"

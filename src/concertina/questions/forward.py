@@ -28,6 +28,10 @@ from concertina.simulator.recorder import JobNotes
 LONGEST_S = 3.2e8
 """Ten years: what is not over by then is not in sight."""
 
+MOST_IDLE = 100
+"""Rounds in a row that leave all devices idle, with nobody to come, after which nobody ever starts: a policy may ask
+to be woken every few minutes for those who wait, and would be, for ten years."""
+
 PER_PROMISE = 5
 """Times that admission looks at all jobs before it promises or refuses a deadline."""
 
@@ -137,6 +141,7 @@ class Forward(Simulation):
         self._idle_s = 0.0
         """Device-seconds given back and not taken again since the last round."""
         self._idle_since = snapshot.now
+        self._idle_rounds = 0
         self._late: list[Change] = []
         self._stand_in = StandIn(gang=self.policy.admission in GANGS)
         self._index = {node.id: i for i, node in enumerate(snapshot.cluster.nodes)}
@@ -202,7 +207,7 @@ class Forward(Simulation):
     # -- the loop --------------------------------------------------------------------------------------------
 
     def _next_time(self) -> float | None:
-        if self.stops and not self.waited_for:
+        if (self.stops and not self.waited_for) or self._idle_rounds > MOST_IDLE:
             return None
         found = super()._next_time()
         return None if found is None or found > self.begin_s + LONGEST_S else found
@@ -228,12 +233,14 @@ class Forward(Simulation):
             self._look_once()
         if self.pace is None:
             super()._round(clock)
+            self._count_idle_rounds()
             return
         self._count_idle()
         before: Floats = self.table.speed.copy()
         since = self.table.now - max(self.last_round_s, self.begin_s)
         self._late.clear()
         super()._round(clock)
+        self._count_idle_rounds()
         self._make_up(before, since)
         self._stand_in.learn(self.table)
         self._idle_s, self._used = 0.0, self.recorder.used
@@ -285,6 +292,10 @@ class Forward(Simulation):
         super()._leave(row)
 
     # -- rounds that come late -------------------------------------------------------------------------------
+
+    def _count_idle_rounds(self) -> None:
+        still = not self.finishes and self.next_job == len(self.jobs)
+        self._idle_rounds = self._idle_rounds + 1 if still else 0
 
     def _count_idle(self) -> None:
         now = self.table.now

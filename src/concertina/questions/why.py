@@ -59,7 +59,8 @@ def _lack(snapshot: Snapshot, table: Table, row: int, basis: Basis) -> str:
     names = table.types[best]
     if max(table.capacity[kind] for kind in kinds) < need:
         up = max(table.capacity[kind] for kind in kinds)
-        return f"it needs {need} {names} at once and only {up} are up ({_plural(len(snapshot.down), 'node')} down)"
+        out = f" ({_plural(len(snapshot.down), 'node')} lost, drained or reclaimed)" if snapshot.down else ""
+        return f"it needs {need} {names} at once and only {up} can be used{out}"
     state = f"it needs {need} {names} and {max(free[best], 0)} of {table.capacity[best]} are free"
     if free[best] >= need:
         return f"{state}, but not for it"

@@ -22,6 +22,7 @@ from concertina.server.errors import ApiError
 from concertina.server.events import Hub, Topic
 from concertina.server.gate import Gate, allowed_hosts, methods_by_path
 from concertina.server.metrics import Meters
+from concertina.server.models import NAME, NAME_WORDS
 from concertina.server.oracle import Bench
 from concertina.server.parts import Parts
 from concertina.server.progress import Progress
@@ -148,5 +149,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
         return ApiError(400, "unreadable", "the body is not JSON", "send valid JSON")
     where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "header"))
     said = str(first["msg"]).removeprefix("Value error, ")
+    if (first.get("ctx") or {}).get("pattern") == NAME:
+        return ApiError(422, "invalid", f"{where}: {first['input']!r}"[:200], f"needed {NAME_WORDS}")
     message = f"{where}: {said}" if where else said
     return ApiError(422, "invalid", message[:500], "see /api/v1/openapi.json for what is needed")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from concertina.cluster.mirror import Job
 from concertina.cluster.records import JobRequest, Spent, User
+from concertina.cluster.slots import counted
 from concertina.server.errors import ApiError
 
 HOUR_SECONDS = 3600.0
@@ -45,20 +46,21 @@ def check_quota(user: User, usage: Usage, request: JobRequest) -> None:
         raise _quota(
             403,
             f"this job could grow to {request.most} slots and user {user.name} may have {user.max_slots}",
-            f"submit it with max_workers {user.max_slots} or less",
+            f"submit it with max_workers {user.max_slots} or less (--max)",
         )
     if user.max_jobs and usage.jobs >= user.max_jobs:
         raise _quota(
             429,
-            f"user {user.name} has {usage.jobs} jobs that have not ended and may have {user.max_jobs}",
+            f"user {user.name} has {counted(usage.jobs, 'job')} not ended yet and may have {user.max_jobs}",
             "wait until one ends, or cancel one",
         )
+    room = max(1, user.max_slots - usage.slots)
     if user.max_slots and usage.slots + request.most > user.max_slots:
         raise _quota(
             429,
             f"the jobs of user {user.name} could have {usage.slots} slots already; with {request.most} more they "
             f"would pass the limit of {user.max_slots}",
-            f"wait until one ends, or submit it with max_workers {max(1, user.max_slots - usage.slots)} or less",
+            f"wait until one ends, or submit it with max_workers {room} or less (--max)",
         )
 
 

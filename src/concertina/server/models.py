@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 JOB_ID = r"^[a-z0-9][a-z0-9-]{0,79}$"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$"  # dots stand alone: no `..`, and no hidden file
+NAME_WORDS = "letters a to z, digits, - and _, and single dots between them, with a letter or a digit first"
 KEY = r"^[!-~]{1,128}$"  # an idempotency key: printable, without spaces
 MOST_WORKERS = 1024
 MOST_STEPS = 1_000_000_000

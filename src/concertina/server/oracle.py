@@ -22,7 +22,7 @@ AT_ONCE = 1  # more would only share the same core
 WAITING = 16
 KEEP_SECONDS = 2.0
 KEEP = 256
-LIMIT_SECONDS = 20.0
+LIMIT_SECONDS = 10.0  # less than the commands wait, so that they hear why there is no answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

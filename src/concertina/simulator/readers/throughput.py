@@ -61,6 +61,8 @@ class Throughput:
 
 def read_throughput(path: Path, jobs: Iterable[JobSpec] = (), *, skip_bad_rows: bool = False) -> Throughput:
     """Read a table. Pollux's step times are interpolated to the batch sizes of `jobs`; others need none."""
+    if not path.exists():
+        raise TraceError(source=str(path), seen="no such file", needed="a table of measured speeds")
     sheet = read_sheet(path)
     shape = recognise(TABLES, source=sheet.source, header=sheet.header, kind="throughput table")
     bad: list[RowProblem] = [sheet.cut_short] if sheet.cut_short else []
