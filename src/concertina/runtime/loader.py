@@ -38,7 +38,7 @@ class SessionLoader:
         if self._skip:
             self._skip -= 1
             return iter(())
-        return self.start()
+        return loop.resume_at_end(self) if self._resumes_at_end else self.start()
 
     def start(self) -> Iterator[Any]:
         return Pass(self._session.loop, self)
@@ -47,6 +47,11 @@ class SessionLoader:
     def resumes(self) -> bool:
         """Whether the next pass goes on where a checkpoint was taken."""
         return self._mid_pass
+
+    @property
+    def _resumes_at_end(self) -> bool:
+        """Whether the checkpoint was written after the last batch of its pass: no turn is left."""
+        return self._mid_pass and self._resume_at >= self.feed.batches
 
     def begin_pass(self) -> int:
         """The batch to begin with; a new pass also seeds the data workers of every virtual worker."""

@@ -11,6 +11,7 @@ from concertina.runtime.elastic import Elastic
 from concertina.runtime.interrupts import Left
 from concertina.runtime.member import Member
 from concertina.runtime.newcomer import Newcomer
+from concertina.runtime.rehearsal import rehearse
 from concertina.runtime.saving import Saving
 from concertina.runtime.story import Story
 from concertina.runtime.virtual import VirtualEngine
@@ -155,6 +156,12 @@ class Loop:
             current.complete_round()
         if not current.ended:
             current.end(completed=True)
+
+    def resume_at_end(self, loader: "SessionLoader") -> Iterator[Any]:
+        """A rehearsal, for what the script does with the body's variables after the loop; then what was resumed from is
+        taken up once more, and the loop is over."""
+        yield from rehearse(self.engine, loader.feed)
+        yield from loader.start()
 
     # -- a newcomer's ------------------------------------------------------------------------------------------------
 

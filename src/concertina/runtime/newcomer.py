@@ -5,11 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from concertina.runtime.catch_up import CatchUp
 from concertina.runtime.course import Course
-from concertina.runtime.data import Feed
 from concertina.runtime.follow import Follower
 from concertina.runtime.member import Member
 from concertina.runtime.rehearsal import rehearse
-from concertina.runtime.rng import aside
 from concertina.runtime.story import Story
 from concertina.runtime.together import Together
 from concertina.runtime.wishes import Wishes
@@ -45,13 +43,11 @@ class Newcomer:
         events.emit("synced", replayed=catch_up.replayed, differing=catch_up.differing, **follower.told)
 
     def rehearse(self, loader: "SessionLoader") -> Iterator[Any]:
-        """Once, in the loop over the data that it comes to first; a stream's records belong to others."""
-        if self._rehearsed or not isinstance(loader.feed, Feed):
+        """Once, in the loop over the data that it comes to first."""
+        if self._rehearsed:
             return
         self._rehearsed = True
-        with aside():
-            batch = loader.feed.sample()
-        yield from rehearse(self._member.engine, batch)
+        yield from rehearse(self._member.engine, loader.feed)
         self._story.events.emit("rehearsed")
 
     def follow(self, loader: "SessionLoader") -> bool:

@@ -2,7 +2,8 @@
 
 Libraries load their kernels, memory is taken, compilers compile. The turn counts for nothing: optimizers and all that
 acts once per step do nothing in it, what it draws and what it does to buffers and gradients is undone, and everything
-else that belongs to the job is replaced when the newcomer is let in.
+else that belongs to the job is replaced when the newcomer is let in. A job that goes on from a checkpoint at the end of
+a loop does the same, since the script may use after the loop what its body sets.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,14 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from concertina.runtime.data import Feed
 from concertina.runtime.device_memory import finish_work
 from concertina.runtime.digest import ParameterDigest
-from concertina.runtime.rng import RandomState
+from concertina.runtime.rng import RandomState, aside
 from concertina.runtime.virtual import VirtualEngine
 
 
-def rehearse(engine: VirtualEngine, batch: Any) -> Iterator[Any]:
-    """Gives the loop this batch and cleans up when the body is through."""
+def rehearse(engine: VirtualEngine, feed: Any) -> Iterator[Any]:
+    """Gives the loop one batch and cleans up when the body is through. None of a stream: its records are others'."""
+    if not isinstance(feed, Feed):
+        return
+    with aside():
+        batch = feed.sample()
     random, buffers = RandomState.capture(), engine.buffers.copy()
     engine.rehearses = True
     try:

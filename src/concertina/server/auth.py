@@ -13,7 +13,7 @@ import secrets
 from dataclasses import dataclass, replace
 
 from concertina.cluster import keys
-from concertina.cluster.codec import dump
+from concertina.cluster.codec import dump, load
 from concertina.cluster.mirror import Mirror
 from concertina.cluster.records import User
 from concertina.core.errors import UsageError
@@ -137,3 +137,8 @@ def first_admin(store: Store, name: str) -> str | None:
 def remove_user(store: Store, name: str) -> bool:
     """Their token is void at once; their jobs stay."""
     return store.delete(keys.USERS + name)
+
+
+def find_user(store: Store, name: str) -> User | None:
+    entry = store.get(keys.USERS + name)
+    return None if entry is None else load(User, entry.value)
