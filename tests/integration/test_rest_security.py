@@ -15,9 +15,11 @@ from rest_server import LIMIT_SECONDS, Interface, Stub, interface
 
 from concertina.cluster import keys
 from concertina.cluster.codec import dump, load
-from concertina.cluster.records import JobRequest, JobState, User
+from concertina.cluster.records import Change, JobRequest, JobState, User
 from concertina.core.job import JobPhase
+from concertina.questions import Band, QuestionError, Quote
 from concertina.server.auth import add_user, first_admin, is_loopback, remove_user
+from concertina.server.oracle import Offer, Why
 from concertina.store.memory import MemoryStore
 
 ENTRANCES = [  # all that the OpenAPI knows must be here: see the test below
@@ -203,6 +205,61 @@ def test_events_slots_and_history_do_not_name_other_users_jobs(town: Town) -> No
             if line.startswith('data: {"id":') and town.jobs["bob"] in line and '"reason":"x"' in line:
                 break
     assert job not in heard
+
+
+def test_no_reason_names_another_users_job(town: Town) -> None:
+    """Reasons say who is in the way; whose that is, is the business of admins and of its owner."""
+    it, theirs, mine = town.it, town.jobs["alice"], town.submit("bob", name="patient")["id"]
+    reason = f"it waits behind {theirs} (2), as {mine} does"
+    line = Change(at_s=1.0, workers=0, reason=reason)
+    it.put(keys.STATES + mine, JobState(id=mine, phase=JobPhase.WAITING, reason=reason, history=(line,)))
+    seen = it.mirror.revision
+    at = f"/api/v1/jobs/{mine}"
+    for path in (at, "/api/v1/jobs"):
+        assert theirs not in (heard := town.ask("bob", "GET", path).text), path
+        assert f"it waits behind somebody else's job (2), as {mine} does" in heard, path
+        assert reason in town.ask("root", "GET", path).text, path
+    headers = {"Authorization": f"Bearer {town.tokens['bob']}"}
+    for path in (f"/api/v1/events?after={seen - 1}", f"{at}/events"):
+        with it.http.stream("GET", path, headers=headers) as stream:
+            heard = next(line for line in stream.iter_lines() if line.startswith('data: {"id":') and mine in line)
+        assert "behind somebody else's job" in heard, path
+        assert theirs not in heard, path
+    it.put(keys.STATES + mine, JobState(id=mine, phase=JobPhase.CANCELLED, reason=reason))
+    with it.http.stream("GET", f"{at}/events", headers=headers) as stream:
+        assert theirs not in "".join(stream.iter_lines())
+
+
+def test_no_answer_about_the_future_names_another_users_job(tmp_path: Path) -> None:
+    class Gossip:
+        def why(self, job_id: str) -> Why:
+            return Why(sentence="the others are held by hers-1 (4)", eta=None)
+
+        def quote(self, request: JobRequest) -> Offer:
+            if request.name == "odd":
+                raise QuestionError("hers-1 can not be reckoned with")
+            band = Band(low_s=None, expected_s=None, high_s=None)
+            reason = "hers-1 has all the slots"
+            found = Quote(
+                job_id=request.id, taken=False, earliest_s=None, start=band, end=band, delays=(), runs=1, reason=reason
+            )
+            return Offer(quote=found, profiled=True)
+
+    (script := tmp_path / "train.py").write_text("")
+    with interface(tmp_path, token_needed=True, oracle=Gossip()) as it:
+        http = {"Authorization": f"Bearer {add_user(it.store, User(name='bob', token=''))}"}
+        assert it.mirror.wait_until(lambda: "bob" in it.mirror.users_by_name, LIMIT_SECONDS)
+        for job, user in (("hers-1", "alice"), ("his-1", "bob")):
+            it.put(keys.REQUESTS + job, JobRequest(id=job, name=job, user=user, script=str(script)))
+        ask = {"script": str(script)}
+        said = [
+            it.http.get("/api/v1/jobs/his-1/why", headers=http),
+            it.http.post("/api/v1/quote", json=ask, headers=http),
+            it.http.post("/api/v1/quote", json={**ask, "name": "odd"}, headers=http),
+        ]
+        assert [answer.status_code for answer in said] == [200, 200, 409]
+        assert [answer.text.count("somebody else's job") for answer in said] == [1, 1, 1]
+        assert not [answer.text for answer in said if "hers-1" in answer.text]
 
 
 @pytest.mark.parametrize(("method", "path", "send"), OF_ADMINS)

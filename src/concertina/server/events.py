@@ -223,6 +223,6 @@ class Hub:
             card = self._board.card(name)
             if card is None or not caller.may_see(card.job.request.user):
                 return b""
-            return frame(kind, card.brief, self._last.get(topic, self.revision))
+            return frame(kind, card.brief(caller), self._last.get(topic, self.revision))
         data = self._render(topic, caller)
         return b"" if data is None else frame(kind, data, self._last.get(topic, self.revision))

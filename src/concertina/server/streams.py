@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -12,7 +13,7 @@ from concertina.cluster.mirror import Job
 from concertina.server.errors import ApiError
 from concertina.server.events import BEAT, BEAT_SECONDS, Hub, frame
 from concertina.server.files import events_path, parse, read_lines
-from concertina.server.views import encode, job_json
+from concertina.server.views import encode
 
 SEND_SECONDS = 30.0  # a client that takes nothing for so long is gone
 LOOK_SECONDS = 0.3  # between two looks at a job's events
@@ -64,7 +65,9 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def job_stream(hub: Hub, state: Path, find: Callable[[], Job | None], after: int) -> AsyncIterator[bytes]:
+async def job_stream(
+    hub: Hub, state: Path, find: Callable[[], Job | None], after: int, show: Callable[[Job], dict[str, Any]]
+) -> AsyncIterator[bytes]:
     """A job's own events as they are written, and its whole state whenever that changes, until the job has ended."""
     job = find()
     assert job is not None
@@ -74,7 +77,7 @@ async def job_stream(hub: Hub, state: Path, find: Callable[[], Job | None], afte
     yield b"retry: 2000\n\n"
     while not hub.closing.is_set():
         job = find() or job
-        now_state = encode(job_json(job, brief=False))
+        now_state = encode(show(job))
         out = [] if now_state == shown else [frame("state", now_state)]
         shown = now_state
         found = await asyncio.to_thread(read_lines, path, after, LINES)
@@ -94,7 +97,7 @@ async def job_stream(hub: Hub, state: Path, find: Callable[[], Job | None], afte
         if found.at_end:
             quiet = quiet + 1 if job.state.phase.is_end else 0
             if quiet > 2:  # its last lines may come a moment after its end
-                yield frame("end", encode({"phase": job.state.phase.value, "reason": job.state.reason}))
+                yield frame("end", encode({name: show(job)[name] for name in ("phase", "reason")}))
                 return
             await _nap(hub, LOOK_SECONDS)
 
