@@ -7,6 +7,7 @@ since, once, as it is now. The same makes slow clients harmless: there is no que
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from concertina.store.protocol import Change, Store
 GAP_SECONDS = 0.2  # between two flushes: changes in between travel together
 BEAT_SECONDS = 15.0
 CATCH_UP_SECONDS = 1.0  # that a mirror may lag behind what a client has seen elsewhere
+PAST_SECONDS = 5.0  # that the store may take to tell what changed before this server was there
 LEADER = leader_key(keys.CONTROLLER)
 
 Topic = tuple[str, str]  # ("job", id), ("node", id) or ("cluster", "")
@@ -191,11 +193,16 @@ class Hub:
 
     def _missed(self, after: int) -> list[Topic] | None:
         """What changed since, by the store's own history; None: that is gone (or of another store)."""
+        newest, until = self._mirror.newest, time.monotonic() + PAST_SECONDS
+        if after > self._mirror.revision:
+            return None
         try:
             with self._store.watch("", after=after) as watch:
-                changes = watch.poll(0.0)
-                if watch.revision < after or after > self._mirror.revision:
-                    return None
+                changes = [*watch.poll(0.0)]
+                while watch.revision < newest:  # etcd hands its history out bit by bit
+                    changes += watch.poll(max(until - time.monotonic(), 0.0))
+                    if time.monotonic() > until:
+                        return None
         except (HistoryGone, StoreError):
             return None
         found = {topic: change.revision for change in changes if (topic := topic_of(change.key))}
