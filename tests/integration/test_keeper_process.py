@@ -335,6 +335,18 @@ def test_a_cancelled_job_is_stopped_and_a_later_attempt_never_shares_it(trial: C
     assert not (job.folder / "digest").exists()
 
 
+def test_a_job_that_ends_while_the_disk_is_full_has_ended(trial: Callable[..., Trial], wanted: str) -> None:
+    job = trial(pace=0)
+    folder = job_folder(job.state_dir, "j")
+    folder.mkdir(parents=True)
+    (folder / "report.json").symlink_to("/dev/full")
+    job.start(0)
+    seen = job.until(lambda seen: seen.step == STEPS and not is_held(job.state_dir, "j"))
+    assert (seen.activity, seen.exit) == (Activity.FINISHED, 0), "else it would be run again, and fail again"
+    assert job.digest == wanted
+    assert "No space left on device" in job.log
+
+
 def test_a_job_whose_script_fails_has_failed(trial: Callable[..., Trial]) -> None:
     job = trial()
     (job.folder / "fail").touch()

@@ -229,7 +229,10 @@ class KeptJob:
         self._tell({"time": round(time.time(), 3), "event": event, **fields})
 
     def _ending(self, report: Report) -> Ending:
-        write_json(self._folder / "report.json", report.to_json())
+        try:
+            write_json(self._folder / "report.json", report.to_json())
+        except OSError as error:  # a full disk: the job has ended all the same
+            print(f"report.json: {error}", file=sys.stderr, flush=True)
         if report.exit == 0:
             return Ending(outcome=Outcome.FINISHED)
         if self._interrupted is not None and report.exit == EXIT_INTERRUPTED_BY_USER:
