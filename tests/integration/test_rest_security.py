@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 import pytest
 from rest_server import LIMIT_SECONDS, Interface, Stub, interface
+from typer.testing import CliRunner
 
+from concertina.cli import app as cli
 from concertina.cluster import keys
 from concertina.cluster.codec import dump, load
 from concertina.cluster.records import Change, JobRequest, JobState, User
@@ -205,6 +207,21 @@ def test_events_slots_and_history_do_not_name_other_users_jobs(town: Town) -> No
             if line.startswith('data: {"id":') and town.jobs["bob"] in line and '"reason":"x"' in line:
                 break
     assert job not in heard
+
+
+def test_in_the_terminal_a_slot_is_not_free_that_somebody_else_or_a_measured_job_has(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, theirs, mine = town.it, town.jobs["alice"], town.submit("bob", name="measured")["id"]
+    it.put(keys.STATES + theirs, JobState(id=theirs, phase=JobPhase.RUNNING, slots=("here/0",)))
+    it.put(keys.STATES + mine, JobState(id=mine, profiling=True, slots=("here/1",)))
+    monkeypatch.setenv("CONCERTINA_TOKEN", town.tokens["bob"])
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = CliRunner().invoke(cli, ["nodes", "--url", it.url])
+    assert shown.exit_code == 0, shown.output
+    assert f"0: somebody else's job, 1: {mine}, 2: free, 3: free" in shown.output
+    it.put(keys.STATES + theirs, JobState(id=theirs, phase=JobPhase.CANCELLED))
+    it.put(keys.STATES + mine, JobState(id=mine, phase=JobPhase.CANCELLED))
 
 
 def test_no_reason_names_another_users_job(town: Town) -> None:
