@@ -534,3 +534,14 @@ def test_a_record_that_is_in_the_store_is_what_was_asked(alone: Interface, scrip
     kept = load(JobRequest, entry.value)
     assert (kept.args, kept.virtual, kept.min_workers, kept.max_workers) == (("--lr", "0.1"), 8, 2, 6)
     assert (kept.soft, kept.deadline_s, kept.scaling, kept.level) == (True, 2e9, "consistent", "D1")
+
+
+def test_slots_are_reclaimed_once_however_often_the_same_request_comes(led: tuple[Interface, Stub]) -> None:
+    it, stub = led
+    key = {"Idempotency-Key": "k1"}
+    for _ in range(2):
+        answer = it.http.post("/api/v1/cluster/reclaim", json={"slots": 1}, headers=key)
+        assert (answer.status_code, answer.json()["reason"]) == (200, "done")
+    assert it.http.post("/api/v1/cluster/reclaim", json={"slots": 2}, headers=key).status_code == 200
+    assert it.http.post("/api/v1/cluster/reclaim", json={"slots": 1}).status_code == 200
+    assert [ask.number for ask in stub.asks] == [1, 2, 1]

@@ -57,7 +57,7 @@ class Client:
         return self._ask("GET", path, params={k: v for k, v in params.items() if v is not None}, tries=TRIES)
 
     def post(self, path: str, body: Mapping[str, object] | None = None) -> Any:
-        """Carries a key by which the server knows a repetition, so that it may be tried again."""
+        """With a key by which the server knows a repetition where one would do harm: so it may be tried again."""
         headers = {"Idempotency-Key": uuid.uuid4().hex}
         return self._ask("POST", path, json=dict(body or {}), headers=headers, tries=TRIES)
 

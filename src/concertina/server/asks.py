@@ -1,7 +1,9 @@
 """Something to be done by the controller: written into the store, answered from there, within a bounded time."""
 
 import asyncio
+import hashlib
 import secrets
+from dataclasses import replace
 
 from concertina.cluster import keys
 from concertina.cluster.codec import dump
@@ -20,15 +22,16 @@ class Asker:
     def __init__(self, parts: Parts, hub: Hub) -> None:
         self._parts, self._hub = parts, hub
 
-    async def ask(self, op: Op, caller: Caller, *, target: str = "", number: int = 0) -> Reply:
-        """What came of it. Raises ApiError 503 when nobody decides, 409 when it was refused."""
+    async def ask(self, op: Op, caller: Caller, *, target: str = "", number: int = 0, once: str = "") -> Reply:
+        """What came of it. With `once`, the same for whoever asks again with the same words: it is done one time.
+        Raises ApiError 503 when nobody decides, 409 when it was refused."""
         if not self._hub.led:
             raise no_controller()
-        ask = Ask(
-            id=secrets.token_hex(8), op=op, user=caller.name, target=target, number=number, at_s=self._parts.clock()
-        )
+        ask = Ask(id="", op=op, user=caller.name, target=target, number=number, at_s=self._parts.clock())
+        ask = replace(ask, id=_id_of(ask, once) if once else secrets.token_hex(8))
         key, store = keys.ASKS + ask.id, self._parts.store
-        await asyncio.to_thread(store.put, key, dump(ask))
+        if self._parts.mirror.reply(ask.id) is None:
+            await asyncio.to_thread(store.put, key, dump(ask))
         reply = await self._reply(ask.id, self._parts.answer_s)
         if reply is None:
             taken_back = await asyncio.to_thread(store.delete, key)
@@ -50,6 +53,11 @@ class Asker:
 
         await self._hub.until(there, limit_s)
         return found[0] if found else None
+
+
+def _id_of(ask: Ask, once: str) -> str:
+    words = "\0".join((ask.user, ask.op.value, ask.target, str(ask.number), once))
+    return hashlib.sha256(words.encode()).hexdigest()[:32]
 
 
 def _no_answer() -> ApiError:
