@@ -536,6 +536,22 @@ def test_a_record_that_is_in_the_store_is_what_was_asked(alone: Interface, scrip
     assert (kept.soft, kept.deadline_s, kept.scaling, kept.level) == (True, 2e9, "consistent", "D1")
 
 
+def test_the_last_words_of_an_ended_job_are_shown_also_without_an_end_of_line(alone: Interface) -> None:
+    put_jobs(alone, 1)
+    path = alone.state / "jobs" / "j0" / "logs" / "worker-0.log"
+    path.parent.mkdir(parents=True)
+    path.write_text("epoch 1\naccuracy 0.98")
+    logs = "/api/v1/jobs/j0/logs"
+    page = alone.http.get(logs).json()
+    assert (page["lines"], page["ended"]) == (["epoch 1"], False), "more of that line may come"
+    alone.put(keys.STATES + "j0", JobState(id="j0", phase=JobPhase.FINISHED))
+    more = alone.http.get(logs, params={"after": page["next"]}).json()
+    assert (more["lines"], more["ended"]) == (["accuracy 0.98"], True)
+    last = alone.http.get(logs, params={"after": more["next"]}).json()
+    assert (last["lines"], last["ended"]) == ([], True)
+    assert alone.http.get(logs).json()["lines"] == ["epoch 1", "accuracy 0.98"]
+
+
 def test_slots_are_reclaimed_once_however_often_the_same_request_comes(led: tuple[Interface, Stub]) -> None:
     it, stub = led
     key = {"Idempotency-Key": "k1"}

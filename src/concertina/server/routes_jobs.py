@@ -188,7 +188,8 @@ async def logs(
         return json_response(encode({"worker": None, "workers": [], "lines": [], "next": 0, "ended": ended}))
     path = files.log_path(here.parts.state, job.id, chosen)
     begin = after if after is not None else await asyncio.to_thread(files.tail_start, path, limit)
-    found = await asyncio.to_thread(files.read_lines, path, begin, limit)
+    over = ended and not (job.seen and job.seen.slots)  # nobody is there who could end a line
+    found = await asyncio.to_thread(files.read_lines, path, begin, limit, over=over)
     lines = [line.decode("utf-8", "replace") for line in found.lines]
     plain = {"worker": chosen, "workers": names, "lines": lines, "next": found.next, "ended": ended and found.at_end}
     return json_response(encode(plain))
