@@ -29,7 +29,7 @@ function route() {
     if (link.dataset.view === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  const argument = decodeURIComponent(hash.match(pattern)?.[1] || "");
+  const argument = decoded(hash.match(pattern)?.[1] || "");
   fill(main);
   main.dataset.shows = view === job ? "job" : name;
   leave = view.show(main, argument) || (() => {});
@@ -38,6 +38,11 @@ function route() {
   scrollTo(0, 0);
   if (!first) main.focus({ preventScroll: true });
   first = false;
+}
+
+/** As it stands, if it was not encoded. */
+function decoded(part) {
+  try { return decodeURIComponent(part); } catch { return part; }
 }
 
 // The header: how the cluster is, and whether what is shown is still true.
