@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,27 @@ def test_behind_a_proxy_that_speaks_https_the_own_page_is_let_in_and_others_are_
         for origin in (f"https://{host}", f"http://{host}", "https://evil.example", "null", host)
     ]
     assert found == [200, 200, 403, 403, 403]
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: y"])
+def test_connections_without_a_request_keep_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr("concertina.server.serve.MOST_CONNECTIONS", 8)
+    monkeypatch.setattr("concertina.server.serve.QUIET_SECONDS", 2.0)
+    with interface(tmp_path) as it, it.http.stream("GET", "/api/v1/events") as stream, ExitStack() as stack:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("retry")
+        host, _, port = it.url.removeprefix("http://").partition(":")
+        idle = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(8)]
+        for connection in idle:
+            connection.sendall(said)
+        for connection in idle:
+            connection.settimeout(LIMIT_SECONDS)
+            assert connection.recv(1) == b"", "it was closed"
+        assert httpx.get(f"{it.url}/api/v1/jobs", trust_env=False).status_code == 200
+        it.put(keys.REQUESTS + "j", JobRequest(id="j", name="j", user="u", script="/s"))
+        assert any('"id":"j"' in line for line in lines), "who gets an answer stays"
 
 
 def test_too_many_watchers_are_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
