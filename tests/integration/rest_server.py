@@ -48,11 +48,11 @@ class Interface:
 
 
 @contextmanager
-def interface(state: Path, store: Store | None = None, **more: Any) -> Iterator[Interface]:
+def interface(state: Path, store: Store | None = None, port: int = 0, **more: Any) -> Iterator[Interface]:
     store = store or MemoryStore()
     mirror = Mirror(store)
     mirror.start()
-    sock = bind("127.0.0.1", 0)
+    sock = bind("127.0.0.1", port)
     server = Server(create_app(Parts(**{"store": store, "mirror": mirror, "state": state, **more})), sock)
     thread = threading.Thread(target=server.run, name="interface")
     thread.start()

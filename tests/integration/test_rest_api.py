@@ -1,6 +1,8 @@
 """The REST interface as clients meet it: a real server on a loopback port, real sockets, a store in memory."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -550,6 +552,25 @@ def test_the_last_words_of_an_ended_job_are_shown_also_without_an_end_of_line(al
     last = alone.http.get(logs, params={"after": more["next"]}).json()
     assert (last["lines"], last["ended"]) == ([], True)
     assert alone.http.get(logs).json()["lines"] == ["epoch 1", "accuracy 0.98"]
+
+
+def test_whoever_follows_a_job_goes_on_when_the_server_is_started_anew(tmp_path: Path, script: Path) -> None:
+    store = tmp_path / "cluster.db"
+    with interface(tmp_path, SqliteStore.open(store)) as before:
+        job, url = before.submit(script)["id"], before.url
+        folder = tmp_path / "jobs" / job / "logs"
+        folder.mkdir(parents=True)
+        (folder / "worker-0.log").write_text("before\n")
+        command = [sys.executable, "-m", "concertina", "logs", "-f", job, "--url", url]
+        reader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "before\n"
+    time.sleep(2.0)  # it asks and nobody answers
+    with interface(tmp_path, SqliteStore.open(store), port=int(url.rpartition(":")[2])) as after:
+        (folder / "worker-0.log").write_text("before\nafter\n")
+        after.put(keys.STATES + job, JobState(id=job, phase=JobPhase.FINISHED))
+        said, complained = reader.communicate(timeout=LIMIT_SECONDS)
+    assert (said, complained, reader.returncode) == ("after\n", "", 0)
 
 
 def test_slots_are_reclaimed_once_however_often_the_same_request_comes(led: tuple[Interface, Stub]) -> None:

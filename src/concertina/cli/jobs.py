@@ -159,7 +159,8 @@ def logs(
 def _print_logs(client: Client, job_id: str, follow: bool, worker: int | None, as_json: bool) -> None:
     after, printed = None, False
     while True:
-        page = client.get(f"/jobs/{quote(job_id, safe='')}/logs", worker=worker, after=after, limit=LINES)
+        get = client.get_patiently if follow else client.get
+        page = get(f"/jobs/{quote(job_id, safe='')}/logs", worker=worker, after=after, limit=LINES)
         for line in page["lines"]:
             if as_json:
                 say_json(line)

@@ -156,7 +156,7 @@ def until_decided(client: Client, job: dict[str, Any], screen: Console, quiet: b
             if not quiet and job["reason"]:
                 status.update(f"{escape(job['id'])}: {escape(job['reason'])}")
             time.sleep(POLL_SECONDS)
-            job = client.get_job(job["id"])
+            job = client.follow_job(job["id"])
     return job
 
 
@@ -169,7 +169,7 @@ def until_over(client: Client, job: dict[str, Any], screen: Console, quiet: bool
                     share = "" if job["progress"] is None else f", {job['progress']:.0%}"
                     status.update(f"{escape(job['id'])}: {state_words(job)} on {job['workers']} workers{share}")
                 time.sleep(POLL_SECONDS)
-                job = client.get_job(job["id"])
+                job = client.follow_job(job["id"])
     except KeyboardInterrupt:
         screen.print(f"the job goes on; `concertina describe {job['id']}` shows it, `concertina cancel` ends it")
         raise typer.Exit(130) from None
