@@ -374,6 +374,32 @@ def test_a_token_is_asked_for_and_kept_for_the_tab(site: Site, browser: Browser)
     assert not browser.all("dialog")
 
 
+COUNT_DIALOGS = """
+    window.asked = 0;
+    const count = (node) => { asked += node.tagName === "DIALOG"; };
+    const look = (changes) => changes.forEach((change) => change.addedNodes.forEach(count));
+    new MutationObserver(look).observe(document.body, { childList: true });
+"""
+
+
+def test_who_has_no_token_now_is_not_asked_again_and_again(site: Site, browser: Browser) -> None:
+    browser.expected = ["401 (Unauthorized)"]
+    site.token_needed = True
+    some_jobs(site)
+    browser.driver.get(site.open())
+    browser.reads("dialog[open]", "The server asks who you are")
+    browser.run(COUNT_DIALOGS)
+    browser.keys(Keys.ESCAPE)
+    browser.reads("#trouble", "Press “reconnecting” at the top to give a token.")
+    time.sleep(5.0)  # as long as views and the connection take to try again
+    assert not browser.all("dialog")
+    assert browser.run("return window.asked") == 0, "it went, and did not come again"
+    browser.find("#link").click()
+    browser.reads("dialog[open]", "The server asks who you are")
+    browser.keys(add_user(site.store, User(name="ada", token="")), Keys.ENTER)
+    browser.is_live()
+
+
 def test_the_page_works_without_plotly_and_without_motion_and_in_the_other_theme(site: Site, browser: Browser) -> None:
     browser.expected = ["ERR_BLOCKED_BY_CLIENT"]
     browser.block("*plotly*")
