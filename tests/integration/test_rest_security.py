@@ -367,6 +367,21 @@ def test_behind_a_proxy_that_speaks_https_the_own_page_is_let_in_and_others_are_
     assert found == [200, 200, 403, 403, 403]
 
 
+def test_one_user_does_not_take_all_the_watchers_places(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("concertina.server.streams.MOST_EACH", 1)
+
+    def watch(who: str) -> Any:
+        headers = {"Authorization": f"Bearer {town.tokens[who]}"}
+        return town.it.http.stream("GET", "/api/v1/events", headers=headers)
+
+    with watch("alice") as first, watch("bob") as other, watch("root") as one, watch("root") as two:
+        assert [stream.status_code for stream in (first, other, one, two)] == [200] * 4
+        lines = first.iter_lines()
+        assert next(lines).startswith("retry"), "it is counted now"
+        with watch("alice") as second:
+            assert second.status_code == 429
+
+
 @pytest.mark.parametrize("said", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: y"])
 def test_connections_without_a_request_keep_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes

@@ -8,6 +8,7 @@ since, once, as it is now. The same makes slow clients harmless: there is no que
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -73,7 +74,7 @@ class Hub:
         self._last: dict[Topic, int] = {}  # when each changed last, in that order
         self._flush = Flush(0, 0, [])
         self.base = 0  # all changes after it are known here
-        self.clients = 0
+        self.watching: Counter[str] = Counter()  # clients by user
         self.closing = asyncio.Event()
 
     def start(self) -> None:
@@ -88,6 +89,15 @@ class Hub:
         self.closing.set()
         self._wake()
         self._flushed.set()
+
+    @property
+    def clients(self) -> int:
+        return self.watching.total()
+
+    def left(self, user: str) -> None:
+        self.watching[user] -= 1
+        if not self.watching[user]:
+            del self.watching[user]
 
     @property
     def led(self) -> bool:

@@ -59,7 +59,7 @@ async def events(
 ) -> Response:
     """Whatever changes, as server-sent events: `job`, `node`, `cluster`; `reset`: load everything again."""
     begin = int(last_event_id) if last_event_id is not None else after
-    return EventStream(here.hub.stream(who, begin), here.hub, lambda: here.doorkeeper.still_knows(who))
+    return EventStream(here.hub.stream(who, begin), here.hub, who, lambda: here.doorkeeper.still_knows(who))
 
 
 @router.get("/nodes", response_model=NodePage)

@@ -153,7 +153,7 @@ async def job_events(
             return here.whole(now, who)
 
         pieces = job_stream(here.hub, here.parts.state, lambda: here.parts.mirror.job(job.id), begin, show)
-        return EventStream(pieces, here.hub, lambda: here.doorkeeper.still_knows(who))
+        return EventStream(pieces, here.hub, who, lambda: here.doorkeeper.still_knows(who))
     path = files.events_path(here.parts.state, job.id)
     found = await asyncio.to_thread(files.read_lines, path, begin, limit)
     items = [event for line in found.lines if (event := files.parse(line)) is not None]
