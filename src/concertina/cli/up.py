@@ -209,11 +209,17 @@ def _stay(serving: Serving, asked: Asked, screen: Console) -> None:
     """Until somebody wants an end: here, or with `concertina down`."""
     with Live(console=screen, auto_refresh=False, transient=True) as live:
         while not asked.event.wait(LINE_SECONDS):
-            cluster = serving.mirror.cluster
-            if cluster is not None and cluster.going_down:
+            if is_going_down(serving):
                 return
             if screen.is_terminal:
                 live.update(status_line(serving), refresh=True)
+
+
+def is_going_down(serving: Serving) -> bool:
+    """Whether that was asked for since we are here. What the record says from before, our controller takes back in its
+    first turn, which may take a while."""
+    cluster = serving.mirror.cluster
+    return cluster is not None and cluster.going_down and cluster.down_s >= serving.controller.started_s
 
 
 def status_line(serving: Serving) -> Text:
@@ -232,8 +238,7 @@ def status_line(serving: Serving) -> Text:
 def _go_down(serving: Serving, asked: Asked, screen: Console) -> None:
     """All jobs suspended, their state kept; asked a second time, at once."""
     asked.event.clear()
-    cluster = serving.mirror.cluster
-    if not serving.controller.in_office.is_set() and not (cluster is not None and cluster.going_down):
+    if not serving.controller.in_office.is_set() and not is_going_down(serving):
         screen.print("down. Another server is in office: jobs go on.")
         return
     live = [job.id for job in serving.mirror.jobs() if job.keeper is not None]
@@ -256,8 +261,7 @@ def _ask_down(serving: Serving) -> None:
     from concertina.cluster.records import Ask, Op
     from concertina.server.auth import local_user
 
-    cluster = serving.mirror.cluster
-    if cluster is None or not cluster.going_down:
+    if not is_going_down(serving):
         ask = Ask(id=f"down-{time.time_ns():x}", op=Op.DOWN, user=local_user(), at_s=time.time())
         serving.store.put(keys.ASKS + ask.id, dump(ask))
 

@@ -86,7 +86,7 @@ class Controller:
         self._policy: Policy = live_policy(policy)
         self._log = JsonLog(log)
         self._name = holder_name()
-        self._started_s = time.time()
+        self.started_s = time.time()
         self._ends = threading.Event()
         self._turned = time.monotonic()
         self._fresh: set[str] = set()  # requests that came since they were last looked at
@@ -164,7 +164,7 @@ class Controller:
         entry = store.get(keys.CLUSTER)
         cluster = load(ClusterState, entry.value) if entry else ClusterState(policy="", backend="")
         self._mirror.wait_until(lambda: self._mirror.revision >= found.revision, 10.0)
-        if cluster.going_down and cluster.down_s < self._started_s:
+        if cluster.going_down and cluster.down_s < self.started_s:
             cluster = replace(cluster, going_down=False)
         cluster = replace(cluster, policy=self._policy_name, backend=self._backend.name, controller=self._name)
         live = {job: state for job, state in states.items() if not self._at_rest(state)}
