@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from benchmarks.live_cluster import Up, ask, cluster, free_port, wait_for_server
 
@@ -49,6 +51,26 @@ def until(there: Callable[[], bool]) -> None:
     while not there():
         assert time.monotonic() < ends, "it did not come to that in time"
         time.sleep(0.2)
+
+
+def test_a_script_that_starts_a_cluster_is_told_where_it_is(tmp_path: Path) -> None:
+    words = ("up", "--json", "--port", "0", "--host", "0.0.0.0", "--slots", "2", "--state", tmp_path / "state")
+    command = [sys.executable, "-m", "concertina", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        assert told["pid"] == process.pid
+        assert (told["state"], told["token_needed"]) == (str(tmp_path / "state"), True)
+        headers = {"Authorization": f"Bearer {told['token']}"}
+        session = httpx.get(f"{told['url']}/api/v1/session", headers=headers, trust_env=False).json()
+        assert session["admin"] is True
+    finally:
+        process.send_signal(signal.SIGINT)
+        rest, said = process.communicate(timeout=LIMIT_SECONDS)
+    assert (process.returncode, rest) == (0, ""), said
+    assert "down." in said
+    assert told["token"] not in said
 
 
 def test_a_newcomer_submits_looks_and_is_refused(cli: Cli, script: Script, tmp_path: Path) -> None:

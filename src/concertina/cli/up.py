@@ -7,7 +7,7 @@ import time
 import webbrowser
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -35,6 +35,7 @@ UP_HELP = teach(
         "concertina up": "then, in another terminal: concertina submit train.py",
         "concertina up --slots 4 --port 8500 --state ./cluster": "four places for workers; everything in one folder",
         "concertina up --host 0.0.0.0": "for others, too; asks for tokens, and makes the first one",
+        "concertina up --port 0 --json": "for a script: the address (and the first token) as JSON",
     },
     end="Environment: CONCERTINA_STATE names the state folder; CONCERTINA_URL and CONCERTINA_TOKEN name the cluster "
     "that the other commands talk to.",
@@ -65,6 +66,10 @@ KeepJobs = Annotated[
     int, typer.Option("--keep-jobs", min=0, help="Jobs that have ended to remember, the newest; 0: all.")
 ]
 Demo = Annotated[bool, typer.Option("--demo", help=f"Start with some real jobs, on {DEMO_SLOTS} slots.")]
+UpJson = Annotated[
+    bool,
+    typer.Option("--json", help="When it is up, print where as one line of JSON; all else goes to standard error."),
+]
 Open = Annotated[bool, typer.Option("--open/--no-open", help="Open the dashboard in a browser.")]
 
 
@@ -79,16 +84,23 @@ def up(
     keep_jobs: KeepJobs = 1000,
     demo: Demo = False,
     browse: Open = False,
+    as_json: UpJson = False,
 ) -> None:
     settings = read_settings(slots, state, store, host, port, policy, backend, keep_jobs, demo)
-    screen = console()
+    screen = Console(stderr=True, highlight=False) if as_json else console()
     asked = _on_signals()
     serving = Serving(settings)
     with screen.status("starting"):
         serving.start()
     try:
-        _greet(serving, screen)
-        token = _make_token(serving, screen) if settings.token_needed else ""
+        made = _first_token(serving) if settings.token_needed else None
+        if as_json:
+            say_json(facts(serving, made))
+        else:
+            _greet(serving, screen)
+            if settings.token_needed:
+                _tell_token(serving, made, screen)
+        token = made or os.environ.get(TOKEN, "")
         if browse:
             webbrowser.open(serving.url)
         if demo:
@@ -182,21 +194,37 @@ def way_here(state: Path, url: str) -> str:
     return "" if state == state_dir() else f"export {URL}={url}"
 
 
-def _make_token(serving: Serving, screen: Console) -> str:
+def facts(serving: Serving, token: str | None) -> dict[str, Any]:
+    """What a program wants to know of a cluster that is up. `token`: of the first admin, when one was made just now."""
+    settings = serving.settings
+    return {
+        "url": serving.url,
+        "pid": os.getpid(),
+        "state": str(settings.state),
+        "policy": settings.policy,
+        "token_needed": settings.token_needed,
+        "token": token,
+    }
+
+
+def _first_token(serving: Serving) -> str | None:
     from concertina.server.auth import first_admin, local_user
 
-    name = local_user()
-    token = first_admin(serving.store, name)
+    return first_admin(serving.store, local_user())
+
+
+def _tell_token(serving: Serving, token: str | None, screen: Console) -> None:
+    from concertina.server.auth import local_user
+
     if token is None:
         screen.print("  tokens     needed; `concertina users add NAME` makes one")
-        return os.environ.get(TOKEN, "")
-    screen.print(f"  token      [bold]{token}[/bold] (admin {escape(name)})", soft_wrap=True)
+        return
+    screen.print(f"  token      [bold]{token}[/bold] (admin {escape(local_user())})", soft_wrap=True)
     screen.print(
         f"             shown this once; its hash is in {escape(serving.settings.store)}. Use it as {TOKEN}=..., "
         f"with {URL}={serving.url}",
         soft_wrap=True,
     )
-    return token
 
 
 def _start_demo(serving: Serving, token: str, screen: Console) -> None:
