@@ -1,6 +1,7 @@
 """The live cluster from its command line, as a user has it: real servers, real jobs, every exit code."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -210,6 +211,7 @@ def test_an_address_that_others_reach_needs_a_token(cli: Cli, tmp_path: Path, mo
         (("submit", "missing.py"), 2, "missing.py is not a file"),
         (("submit", "--deadline", "30", "{}"), 2, "'30' has no unit"),
         (("submit", "--soft", "{}"), 2, "--soft needs --deadline TIME"),
+        (("submit", "{}", os.fsdecode(b"caf\xe9")), 2, "'caf\\udce9' is no text in UTF-8"),
         (("submit", "--max", "9", "{}"), 2, "--max 9: needs 1 (--min) to 4 (--virtual)"),
         (("submit", "{}"), 1, "no cluster answers at http://127.0.0.1:1; start one with `concertina up`"),
         (("reclaim", "0"), 2, "say how many slots are wanted"),

@@ -1,5 +1,6 @@
 """The controller's shell on real stores: office, writes, restarts, standby. Jobs are numbers here."""
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -235,6 +236,19 @@ def test_scripts_are_not_all_kept_in_memory(site: Site) -> None:
         kinds.add(controller._kind(JobRequest(id="a", name="a", user="u", script=str(site.script))))
     assert len(kinds) == 200
     assert len(controller._scripts) <= 64
+
+
+def test_a_request_that_makes_no_sense_stops_nobody(site: Site) -> None:
+    os.mkfifo(site.folder / "pipe.py")
+    site.submit("half", args=("\ud800",))
+    site.submit("pipe", script=str(site.folder / "pipe.py"))
+    site.submit("device", script="/dev/zero")
+    site.submit("no-path", script="/a\0b")
+    site.submit("good")
+    site.controller()
+    site.until(lambda: site.phase("good") is JobPhase.FINISHED)
+    for name in ("half", "pipe", "device", "no-path"):
+        assert site.phase(name) is JobPhase.REJECTED
 
 
 def test_questions_are_answered_from_the_mirror(site: Site) -> None:

@@ -574,6 +574,14 @@ def test_whoever_follows_a_job_goes_on_when_the_server_is_started_anew(tmp_path:
     assert (said, complained, reader.returncode) == ("after\n", "", 0)
 
 
+def test_an_argument_with_half_a_character_is_refused(alone: Interface, script: Path) -> None:
+    body = f'{{"script": "{script}", "args": ["\\ud800"]}}'
+    for path in ("/api/v1/jobs", "/api/v1/quote"):
+        answer = alone.http.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 422
+        assert "lone surrogate" in answer.json()["error"]["message"]
+
+
 def test_slots_are_reclaimed_once_however_often_the_same_request_comes(led: tuple[Interface, Stub]) -> None:
     it, stub = led
     key = {"Idempotency-Key": "k1"}

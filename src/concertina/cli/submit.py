@@ -142,10 +142,21 @@ def request_body(
         "steps": steps,
         "soft": soft,
     }
+    for text in (body["script"], body["cwd"], *body["args"]):
+        if not _is_unicode(text):
+            raise UsageError(f"{text!a} is no text in UTF-8, which is all that a cluster can be told")
     if deadline is not None:
         body["deadline_s"] = parse_time(deadline, local_now())
     body |= {key: value for key, value in (("name", name), ("user", user)) if value}
     return body
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def until_decided(client: Client, job: dict[str, Any], screen: Console, quiet: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ where it was. Jobs do not notice: their keepers outlive it.
 """
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ from concertina.cluster.curves import kind_of
 from concertina.cluster.mirror import Mirror
 from concertina.cluster.prune import AT_ONCE, KEEP, counted_in, forgettable
 from concertina.cluster.records import ClusterState, JobRequest, JobSeen, JobState, NodeState, Op, Spent
+from concertina.cluster.script_file import read_script
 from concertina.cluster.slots import keeper_is_over
 from concertina.cluster.turn import decide
 from concertina.cluster.turn_types import Decision, Facts, Memory
@@ -296,18 +298,17 @@ class Controller:
         return sorted((r for r in found if r is not None), key=lambda r: (r.submitted_s, r.id))
 
     def _kind(self, request: JobRequest) -> str:
-        """Empty: the script can not be read."""
+        """Empty: the script can not be read. Whatever a request holds, it is no reason to decide nothing for others."""
         try:
-            path = Path(request.script)
-            about = path.stat()
+            about = os.stat(request.script)
             key = (request.script, about.st_mtime_ns, about.st_size)
             if key not in self._scripts:
                 if len(self._scripts) >= MOST_SCRIPTS:
                     self._scripts.clear()
-                self._scripts[key] = path.read_bytes()
+                self._scripts[key] = read_script(request.script)
+            return kind_of(request, self._scripts[key])
         except (OSError, ValueError):
             return ""
-        return kind_of(request, self._scripts[key])
 
     def _count(self, books: Books, decision: Decision, decided_ms: float, written_ms: float) -> None:
         """For people and Prometheus; written with the next record of the cluster."""
