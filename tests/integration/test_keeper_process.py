@@ -60,7 +60,7 @@ for epoch in session.epochs(20):
         optimizer.zero_grad()
         session.log(loss=loss)
         if (out / "fail").exists():
-            raise ValueError("the data is not what it was")
+            raise ValueError("the data\\n\\x1b[2Jis not what it was")
 if session.is_main:
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
@@ -353,7 +353,9 @@ def test_a_job_whose_script_fails_has_failed(trial: Callable[..., Trial]) -> Non
     job.start(0)
     seen = job.until(lambda seen: seen.activity is Activity.FAILED)
     assert (seen.exit, seen.slots) == (1, ())
-    assert "ValueError: the data is not what it was at job.py" in seen.error
+    assert "ValueError: the data [2Jis not what it was at job.py" in seen.error, (
+        "on one line, and nothing for a terminal"
+    )
     missing = trial()
     (missing.folder / "job.py").unlink()
     missing.start(0)

@@ -574,6 +574,12 @@ def test_whoever_follows_a_job_goes_on_when_the_server_is_started_anew(tmp_path:
     assert (said, complained, reader.returncode) == ("after\n", "", 0)
 
 
+def test_an_argument_that_would_command_a_terminal_is_refused(alone: Interface, script: Path) -> None:
+    for bad in ("\x1b[2J", "\x9b2J", "two\nlines"):
+        answer = alone.http.post("/api/v1/jobs", json={"script": str(script), "args": [bad]})
+        assert (answer.status_code, "control characters" in answer.text) == (422, True)
+
+
 def test_an_argument_with_half_a_character_is_refused(alone: Interface, script: Path) -> None:
     body = f'{{"script": "{script}", "args": ["\\ud800"]}}'
     for path in ("/api/v1/jobs", "/api/v1/quote"):

@@ -32,6 +32,7 @@ from concertina.cluster.keeper_plan import (
 )
 from concertina.cluster.keeper_start import environment, is_held, job_folder, keeper_alive, me, start_ticks, take_lock
 from concertina.cluster.records import Activity, JobSeen, JobState, Keeper
+from concertina.cluster.settle import known_work
 from concertina.core.errors import StoreUnavailable, UsageError
 from concertina.store.memory import MemoryStore
 from concertina.store.protocol import Store
@@ -357,6 +358,14 @@ def test_values_that_are_no_numbers_are_not_shown() -> None:
     book = JobBook()
     book.note(step(1, 1.0, loss=float("nan"), accuracy=0.5))
     assert book.values == {"accuracy": 0.5}
+
+
+def test_what_a_script_says_of_itself_can_be_reckoned_with_and_shown() -> None:
+    book = JobBook()
+    book.note(planned(10**400, 7))
+    assert known_work(0, book.total_steps) == 1e15
+    book.note({**step(1, 1.0), "log": {"loss\x1b[2J\n": 1.0}})
+    assert book.values == {"loss [2J": 1.0}
 
 
 # -- the line to the store -------------------------------------------------------------------------------------------

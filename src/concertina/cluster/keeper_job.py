@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from concertina.backends.base import Seat, WorkerBackend
-from concertina.cluster.keeper_book import JobBook
+from concertina.cluster.keeper_book import JobBook, plain
 from concertina.cluster.keeper_plan import (
     AGAIN_S,
     Decision,
@@ -237,7 +237,7 @@ class KeptJob:
             return Ending(outcome=Outcome.FINISHED)
         if self._interrupted is not None and report.exit == EXIT_INTERRUPTED_BY_USER:
             return Ending(outcome=Outcome.SUSPENDED)
-        return Ending(outcome=Outcome.FAILED, exit=report.exit, error=report.error)
+        return Ending(outcome=Outcome.FAILED, exit=report.exit, error=plain(report.error))
 
     # -- what it looks like ------------------------------------------------------------------------------------------
 

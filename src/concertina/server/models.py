@@ -15,7 +15,7 @@ KEY = r"^[!-~]{1,128}$"  # an idempotency key: printable, without spaces
 MOST_WORKERS = 1024
 MOST_STEPS = 1_000_000_000
 MOST_SECONDS = 1e11  # the year 5138
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def _plain_text(text: str) -> str:
