@@ -1,5 +1,6 @@
 """`concertina up` and `concertina down`: a cluster on this machine, from start to a tidy end."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -20,7 +21,7 @@ from concertina.cli.job_words import is_over, summary
 from concertina.cli.places import DEFAULT_HOST, DEFAULT_PORT, TOKEN, URL, state_dir
 from concertina.cli.serve import Serving, UpSettings
 from concertina.cli.shared import AsJson, Url, console, say_json, teach
-from concertina.core.errors import ConcertinaError, UsageError
+from concertina.core.errors import ConcertinaError, RequestRefused, UsageError
 
 LINE_SECONDS = 1.0
 DOWN_SECONDS = 60.0  # workers reach a step boundary and write their checkpoints
@@ -313,7 +314,8 @@ def down(
 def _cancel_all(client: Client) -> None:
     for job in client.jobs():
         if not is_over(job):
-            client.delete(f"/jobs/{job['id']}")
+            with contextlib.suppress(RequestRefused):  # it has ended meanwhile
+                client.delete(f"/jobs/{job['id']}")
 
 
 def _until_gone(client: Client) -> bool:
