@@ -202,7 +202,10 @@ class Controller:
         self._pace(books, decision, decided_ms, written_ms)
         self._count(books, decision, decided_ms, written_ms)
         for job in decision.start:
-            self._backend.start_keeper(job, books.memory.live[job].attempt)
+            try:
+                self._backend.start_keeper(job, books.memory.live[job].attempt)
+            except OSError as error:  # no room, no more processes: a turn to come finds that it is not there
+                self._log.write("keeper not started", job=job, reason=str(error))
         for job in decision.end:
             self._backend.end_keeper(job)
         for line in decision.lines:
