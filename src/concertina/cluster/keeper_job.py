@@ -232,7 +232,8 @@ class KeptJob:
         try:
             write_json(self._folder / "report.json", report.to_json())
         except OSError as error:  # a full disk: the job has ended all the same
-            print(f"report.json: {error}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # keeper.log is there, too
+                print(f"report.json: {error}", file=sys.stderr, flush=True)
         if report.exit == 0:
             return Ending(outcome=Outcome.FINISHED)
         if self._interrupted is not None and report.exit == EXIT_INTERRUPTED_BY_USER:
