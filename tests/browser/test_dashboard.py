@@ -2,13 +2,17 @@
 
 import json
 import time
+from datetime import datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 from tests.browser.conftest import Browser
 from tests.browser.served_site import Site
 
+from concertina.cli.times import parse_time
+from concertina.cluster import keys
 from concertina.cluster.records import User
 from concertina.core.job import JobPhase
 from concertina.server.auth import add_user
@@ -269,6 +273,79 @@ def test_what_if_tells_the_earliest_deadline_and_submits_from_the_same_form(site
     assert browser.find("#ask-script").get_attribute("value") == str(script)  # kept
 
 
+LOSE_ONE_ANSWER = """
+    const real = window.fetch;
+    window.fetch = async (...how) => {
+      const answer = await real(...how);
+      if (how[1]?.method !== "POST") return answer;
+      window.fetch = real;
+      throw new TypeError("the connection was cut");
+    };
+"""
+
+
+def test_a_submission_whose_answer_is_lost_may_be_sent_again(site: Site, browser: Browser) -> None:
+    script = site.folder / "train.py"
+    script.write_text("print('hello')\n")
+    some_jobs(site)
+    browser.driver.get(f"{site.open()}/#/ask")
+    browser.is_live()
+    browser.find("#ask-script").send_keys(str(script))
+    browser.find("#ask-deadline").send_keys("2h")
+    browser.run(LOSE_ONE_ANSWER)
+    browser.find("#submit-now").click()
+    browser.reads(".verdict", "The server does not answer")
+    browser.find("#submit-now").click()
+    browser.reads("h1", "train")
+    assert len(site.store.list_prefix(keys.REQUESTS).entries) == 5, "one job more than before"
+
+
+def test_times_are_read_as_the_command_line_reads_them(site: Site, browser: Browser) -> None:
+    browser.expected = ["favicon.ico"]
+    browser.driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Europe/Berlin"})
+    now = datetime(2026, 10, 24, 12, tzinfo=ZoneInfo("Europe/Berlin"))
+    address = site.open()
+    browser.driver.get(f"{address}/static/words.js")
+    script = f"""
+        const [texts, now, at, done] = arguments;
+        import("{address}/static/words.js").then(({{ moment, written }}) => {{
+          const read = (text) => {{ try {{ return moment(text, now); }} catch (error) {{ return error.message; }} }};
+          done([texts.map(read), written(at)]);
+        }});
+    """
+    good = ["2h", "90 min", "1h30m", "2 days", "1 hour 5 minutes", "18:00", "2026-12-01T18:00"]
+    bad = ["2 months", "3 decades", "2 monkeys", "2026-12-01", "2h30", "soonish"]
+    later = datetime(2026, 10, 25, 12, tzinfo=now.tzinfo)  # the clocks are put back in between
+    read, written = browser.driver.execute_async_script(script, good + bad, now.timestamp(), later.timestamp())
+    assert read[: len(good)] == [parse_time(text, now) for text in good]
+    assert [said for said in read[len(good) :] if "is no time: write 2h" not in str(said)] == []
+    assert written == "2026-10-25T12:00:00"
+
+
+def test_an_address_that_is_no_address_is_a_job_that_is_not_there(site: Site, browser: Browser) -> None:
+    browser.expected = ["404 (Not Found)", "422 (Unprocessable"]
+    some_jobs(site)
+    browser.driver.get(site.open())
+    browser.is_live()
+    browser.run("location.hash = '#/jobs/100%'")
+    browser.reads("h1", "100%")
+    browser.run("location.hash = '#/queue'")
+    browser.reads("main", "mlp-3")
+
+
+def test_the_charts_of_an_ended_job_are_read_to_their_end(
+    site: Site, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("concertina.server.progress.CALL_BYTES", 500)
+    monkeypatch.setattr("concertina.server.progress.CHUNK_BYTES", 500)
+    some_jobs(site)
+    write_events(site, "digits-1")
+    site.job("digits-1").ends(JobPhase.FINISHED, "all its work is done")
+    browser.driver.get(f"{site.open()}/#/jobs/digits-1")
+    last = "return Math.max(...[...document.querySelectorAll('.plot')].map((p) => p.data?.[0].x.at(-1) ?? 0))"
+    browser.until(lambda: browser.run(last) == 39, "the last step in a chart")
+
+
 def test_the_form_says_what_is_wrong(site: Site, browser: Browser, tmp_path: Path) -> None:
     browser.expected = ["422 (Unprocessable"]
     site.cluster()
@@ -295,6 +372,32 @@ def test_a_token_is_asked_for_and_kept_for_the_tab(site: Site, browser: Browser)
     browser.driver.refresh()
     browser.is_live()
     assert not browser.all("dialog")
+
+
+COUNT_DIALOGS = """
+    window.asked = 0;
+    const count = (node) => { asked += node.tagName === "DIALOG"; };
+    const look = (changes) => changes.forEach((change) => change.addedNodes.forEach(count));
+    new MutationObserver(look).observe(document.body, { childList: true });
+"""
+
+
+def test_who_has_no_token_now_is_not_asked_again_and_again(site: Site, browser: Browser) -> None:
+    browser.expected = ["401 (Unauthorized)"]
+    site.token_needed = True
+    some_jobs(site)
+    browser.driver.get(site.open())
+    browser.reads("dialog[open]", "The server asks who you are")
+    browser.run(COUNT_DIALOGS)
+    browser.keys(Keys.ESCAPE)
+    browser.reads("#trouble", "Press “reconnecting” at the top to give a token.")
+    time.sleep(5.0)  # as long as views and the connection take to try again
+    assert not browser.all("dialog")
+    assert browser.run("return window.asked") == 0, "it went, and did not come again"
+    browser.find("#link").click()
+    browser.reads("dialog[open]", "The server asks who you are")
+    browser.keys(add_user(site.store, User(name="ada", token="")), Keys.ENTER)
+    browser.is_live()
 
 
 def test_the_page_works_without_plotly_and_without_motion_and_in_the_other_theme(site: Site, browser: Browser) -> None:

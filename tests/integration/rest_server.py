@@ -49,11 +49,11 @@ class Interface:
 
 
 @contextmanager
-def interface(state: Path, store: Store | None = None, **more: Any) -> Iterator[Interface]:
+def interface(state: Path, store: Store | None = None, port: int = 0, **more: Any) -> Iterator[Interface]:
     store = store or MemoryStore()
     mirror = Mirror(store)
     mirror.start()
-    sock = listen("127.0.0.1", 0)
+    sock = listen("127.0.0.1", port)
     url = url_of("127.0.0.1", sock.getsockname()[1])
     server = Server(create_app(Parts(**{"store": store, "mirror": mirror, "state": state, **more})), sock)
     thread = threading.Thread(target=server.run, name="interface")

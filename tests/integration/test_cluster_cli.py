@@ -1,7 +1,9 @@
 """The live cluster from its command line, as a user has it: real servers, real jobs, every exit code."""
 
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from benchmarks.live_cluster import Up, ask, cluster, free_port, wait_for_server
 
@@ -49,6 +52,26 @@ def until(there: Callable[[], bool]) -> None:
     while not there():
         assert time.monotonic() < ends, "it did not come to that in time"
         time.sleep(0.2)
+
+
+def test_a_script_that_starts_a_cluster_is_told_where_it_is(tmp_path: Path) -> None:
+    words = ("up", "--json", "--port", "0", "--host", "0.0.0.0", "--slots", "2", "--state", tmp_path / "state")
+    command = [sys.executable, "-m", "concertina", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        assert told["pid"] == process.pid
+        assert (told["state"], told["token_needed"]) == (str(tmp_path / "state"), True)
+        headers = {"Authorization": f"Bearer {told['token']}"}
+        session = httpx.get(f"{told['url']}/api/v1/session", headers=headers, trust_env=False).json()
+        assert session["admin"] is True
+    finally:
+        process.send_signal(signal.SIGINT)
+        rest, said = process.communicate(timeout=LIMIT_SECONDS)
+    assert (process.returncode, rest) == (0, ""), said
+    assert "down." in said
+    assert told["token"] not in said
 
 
 def test_a_newcomer_submits_looks_and_is_refused(cli: Cli, script: Script, tmp_path: Path) -> None:
@@ -193,6 +216,7 @@ def test_an_address_that_others_reach_needs_a_token(cli: Cli, tmp_path: Path, mo
         (("submit", "missing.py"), 2, "missing.py is not a file"),
         (("submit", "--deadline", "30", "{}"), 2, "'30' has no unit"),
         (("submit", "--soft", "{}"), 2, "--soft needs --deadline TIME"),
+        (("submit", "{}", os.fsdecode(b"caf\xe9")), 2, "'caf\\udce9' is no text in UTF-8"),
         (("submit", "--max", "9", "{}"), 2, "--max 9: needs 1 (--min) to 4 (--virtual)"),
         (("submit", "{}"), 1, "no cluster answers at http://127.0.0.1:1; start one with `concertina up`"),
         (("reclaim", "0"), 2, "say how many slots are wanted"),

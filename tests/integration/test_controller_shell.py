@@ -1,5 +1,7 @@
 """The controller's shell on real stores: office, writes, restarts, standby. Jobs are numbers here."""
 
+import errno
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -231,6 +233,37 @@ def test_scripts_are_not_all_kept_in_memory(site: Site) -> None:
         kinds.add(controller._kind(JobRequest(id="a", name="a", user="u", script=str(site.script))))
     assert len(kinds) == 200
     assert len(controller._scripts) <= 64
+
+
+def test_a_request_that_makes_no_sense_stops_nobody(site: Site) -> None:
+    os.mkfifo(site.folder / "pipe.py")
+    site.submit("half", args=("\ud800",))
+    site.submit("pipe", script=str(site.folder / "pipe.py"))
+    site.submit("device", script="/dev/zero")
+    site.submit("no-path", script="/a\0b")
+    site.submit("good")
+    site.controller()
+    site.until(lambda: site.phase("good") is JobPhase.FINISHED)
+    for name in ("half", "pipe", "device", "no-path"):
+        assert site.phase(name) is JobPhase.REJECTED
+
+
+def test_a_job_whose_keeper_can_not_be_started_stops_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = site.cluster.start_keeper
+
+    def start_some(job: str, attempt: int) -> None:
+        if job == "bad":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        start(job, attempt)
+
+    monkeypatch.setattr(site.cluster, "start_keeper", start_some)
+    for name in ("bad", "good"):
+        site.submit(name, args=(name,), min_workers=1, max_workers=1)
+    site.controller()
+    site.until(lambda: site.phase("good") is JobPhase.FINISHED)
+    log = (site.folder / "controller.log").read_text()
+    assert log.count('"office taken"') == 1
+    assert "No space left on device" in log
 
 
 def test_questions_are_answered_from_the_mirror(site: Site) -> None:

@@ -59,7 +59,7 @@ for epoch in session.epochs(20):
         optimizer.zero_grad()
         session.log(loss=loss)
         if (out / "fail").exists():
-            raise ValueError("the data is not what it was")
+            raise ValueError("the data\\n\\x1b[2Jis not what it was")
 if session.is_main:
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
@@ -334,13 +334,27 @@ def test_a_cancelled_job_is_stopped_and_a_later_attempt_never_shares_it(trial: C
     assert not (job.folder / "digest").exists()
 
 
+def test_a_job_that_ends_while_the_disk_is_full_has_ended(trial: Callable[..., Trial], wanted: str) -> None:
+    job = trial(pace=0)
+    folder = job_folder(job.state_dir, "j")
+    folder.mkdir(parents=True)
+    (folder / "report.json").symlink_to("/dev/full")
+    job.start(0)
+    seen = job.until(lambda seen: seen.step == STEPS and not is_held(job.state_dir, "j"))
+    assert (seen.activity, seen.exit) == (Activity.FINISHED, 0), "else it would be run again, and fail again"
+    assert job.digest == wanted
+    assert "No space left on device" in job.log
+
+
 def test_a_job_whose_script_fails_has_failed(trial: Callable[..., Trial]) -> None:
     job = trial()
     (job.folder / "fail").touch()
     job.start(0)
     seen = job.until(lambda seen: seen.activity is Activity.FAILED)
     assert (seen.exit, seen.slots) == (1, ())
-    assert "ValueError: the data is not what it was at job.py" in seen.error
+    assert "ValueError: the data [2Jis not what it was at job.py" in seen.error, (
+        "on one line, and nothing for a terminal"
+    )
     missing = trial()
     (missing.folder / "job.py").unlink()
     missing.start(0)

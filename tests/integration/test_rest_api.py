@@ -1,6 +1,8 @@
 """The REST interface as clients meet it: a real server on a loopback port, real sockets, a store in memory."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -92,7 +94,8 @@ def test_a_controller_that_says_nothing_leaves_no_ask_behind(tmp_path: Path, scr
         job = it.submit(script)
         revision = it.store.put(leader_key(keys.CONTROLLER), b"deaf")
         assert it.mirror.wait_until(lambda: it.mirror.revision >= revision, LIMIT_SECONDS)
-        assert it.http.delete(f"/api/v1/jobs/{job['id']}").status_code == 503
+        answer = it.http.delete(f"/api/v1/jobs/{job['id']}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_answer"), "it may be busy with it"
         assert it.store.list_prefix(keys.ASKS).entries == ()
 
 
@@ -534,3 +537,63 @@ def test_a_record_that_is_in_the_store_is_what_was_asked(alone: Interface, scrip
     kept = load(JobRequest, entry.value)
     assert (kept.args, kept.virtual, kept.min_workers, kept.max_workers) == (("--lr", "0.1"), 8, 2, 6)
     assert (kept.soft, kept.deadline_s, kept.scaling, kept.level) == (True, 2e9, "consistent", "D1")
+
+
+def test_the_last_words_of_an_ended_job_are_shown_also_without_an_end_of_line(alone: Interface) -> None:
+    put_jobs(alone, 1)
+    path = alone.state / "jobs" / "j0" / "logs" / "worker-0.log"
+    path.parent.mkdir(parents=True)
+    path.write_text("epoch 1\naccuracy 0.98")
+    logs = "/api/v1/jobs/j0/logs"
+    page = alone.http.get(logs).json()
+    assert (page["lines"], page["ended"]) == (["epoch 1"], False), "more of that line may come"
+    alone.put(keys.STATES + "j0", JobState(id="j0", phase=JobPhase.FINISHED))
+    more = alone.http.get(logs, params={"after": page["next"]}).json()
+    assert (more["lines"], more["ended"]) == (["accuracy 0.98"], True)
+    last = alone.http.get(logs, params={"after": more["next"]}).json()
+    assert (last["lines"], last["ended"]) == ([], True)
+    assert alone.http.get(logs).json()["lines"] == ["epoch 1", "accuracy 0.98"]
+
+
+def test_whoever_follows_a_job_goes_on_when_the_server_is_started_anew(tmp_path: Path, script: Path) -> None:
+    store = tmp_path / "cluster.db"
+    with interface(tmp_path, SqliteStore.open(store)) as before:
+        job, url = before.submit(script)["id"], before.url
+        folder = tmp_path / "jobs" / job / "logs"
+        folder.mkdir(parents=True)
+        (folder / "worker-0.log").write_text("before\n")
+        command = [sys.executable, "-m", "concertina", "logs", "-f", job, "--url", url]
+        reader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "before\n"
+    time.sleep(2.0)  # it asks and nobody answers
+    with interface(tmp_path, SqliteStore.open(store), port=int(url.rpartition(":")[2])) as after:
+        (folder / "worker-0.log").write_text("before\nafter\n")
+        after.put(keys.STATES + job, JobState(id=job, phase=JobPhase.FINISHED))
+        said, complained = reader.communicate(timeout=LIMIT_SECONDS)
+    assert (said, complained, reader.returncode) == ("after\n", "", 0)
+
+
+def test_an_argument_that_would_command_a_terminal_is_refused(alone: Interface, script: Path) -> None:
+    for bad in ("\x1b[2J", "\x9b2J", "two\nlines"):
+        answer = alone.http.post("/api/v1/jobs", json={"script": str(script), "args": [bad]})
+        assert (answer.status_code, "control characters" in answer.text) == (422, True)
+
+
+def test_an_argument_with_half_a_character_is_refused(alone: Interface, script: Path) -> None:
+    body = f'{{"script": "{script}", "args": ["\\ud800"]}}'
+    for path in ("/api/v1/jobs", "/api/v1/quote"):
+        answer = alone.http.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 422
+        assert "lone surrogate" in answer.json()["error"]["message"]
+
+
+def test_slots_are_reclaimed_once_however_often_the_same_request_comes(led: tuple[Interface, Stub]) -> None:
+    it, stub = led
+    key = {"Idempotency-Key": "k1"}
+    for _ in range(2):
+        answer = it.http.post("/api/v1/cluster/reclaim", json={"slots": 1}, headers=key)
+        assert (answer.status_code, answer.json()["reason"]) == (200, "done")
+    assert it.http.post("/api/v1/cluster/reclaim", json={"slots": 2}, headers=key).status_code == 200
+    assert it.http.post("/api/v1/cluster/reclaim", json={"slots": 1}).status_code == 200
+    assert [ask.number for ask in stub.asks] == [1, 2, 1]

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from concertina.cluster import keys
 from concertina.cluster.codec import dump
@@ -14,7 +14,8 @@ from concertina.server.app import create_app
 from concertina.server.auth import Caller
 from concertina.server.events import Hub
 from concertina.server.parts import Parts
-from concertina.store.memory import MemoryStore
+from concertina.store.memory import MemoryStore, MemoryWatch
+from concertina.store.protocol import Change
 
 ADMIN = Caller(name="root", admin=True)
 LIMIT_SECONDS = 20.0
@@ -31,11 +32,40 @@ def jobs_in(chunk: bytes) -> list[tuple[str, str]]:
     return found
 
 
-def run(work: Any) -> None:
+class BitByBit(MemoryStore):
+    """Hands history out as etcd does: not at once, and one revision at a time."""
+
+    def watch(self, prefix: str, *, after: int) -> Any:
+        return BitByBitWatch(super().watch(prefix, after=after))
+
+
+class BitByBitWatch:
+    def __init__(self, watch: MemoryWatch) -> None:
+        self._watch, self.revision, self._asked = watch, watch.revision, False
+        self._there: list[Change] = []
+
+    def poll(self, limit_s: float) -> tuple[Change, ...]:
+        if not self._asked and limit_s == 0.0:
+            self._asked = True
+            return ()
+        self._there = self._there or [*self._watch.poll(limit_s)]
+        first, self._there = self._there[:1], self._there[1:]
+        self.revision = first[0].revision if first else self.revision
+        return tuple(first)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.close()
+
+
+def run(work: Any, store: MemoryStore | None = None) -> None:
     """`work(hub, store)` in a loop of its own."""
 
     async def main() -> None:
-        store = MemoryStore()
+        nonlocal store
+        store = store or MemoryStore()
         mirror = Mirror(store)
         for name in ("a", "b", "c"):
             store.put(keys.REQUESTS + name, dump(JobRequest(id=name, name=name, user="u", script="/s")))
@@ -97,6 +127,17 @@ def test_a_client_that_comes_back_gets_what_came_after_its_last_event() -> None:
         assert jobs_in(await following(hub.stream(ADMIN, hub.revision))) == []
 
     run(work)
+
+
+def test_what_happened_before_the_server_was_there_is_told_however_slowly_the_store_hands_it_out() -> None:
+    store = BitByBit()
+    for job, reason in (("a", "1"), ("b", "2"), ("c", "3"), ("b", "4")):
+        store.put(keys.STATES + job, dump(JobState(id=job, reason=reason)))
+
+    async def work(hub: Hub, store: MemoryStore) -> None:
+        assert jobs_in(await following(hub.stream(ADMIN, 1))) == [("a", "1"), ("b", "4"), ("c", "3")]
+
+    run(work, store)
 
 
 def test_nothing_is_remembered_of_jobs_that_were_forgotten() -> None:

@@ -6,18 +6,23 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from rest_server import LIMIT_SECONDS, Interface, Stub, interface
+from typer.testing import CliRunner
 
+from concertina.cli import app as cli
 from concertina.cluster import keys
 from concertina.cluster.codec import dump, load
-from concertina.cluster.records import JobRequest, JobState, User
+from concertina.cluster.records import Change, JobRequest, JobState, User
 from concertina.core.job import JobPhase
+from concertina.questions import Band, QuestionError, Quote
 from concertina.server.auth import add_user, first_admin, is_loopback, remove_user
+from concertina.server.oracle import Offer, Why
 from concertina.store.memory import MemoryStore
 
 ENTRANCES = [  # all that the OpenAPI knows must be here: see the test below
@@ -205,6 +210,76 @@ def test_events_slots_and_history_do_not_name_other_users_jobs(town: Town) -> No
     assert job not in heard
 
 
+def test_in_the_terminal_a_slot_is_not_free_that_somebody_else_or_a_measured_job_has(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, theirs, mine = town.it, town.jobs["alice"], town.submit("bob", name="measured")["id"]
+    it.put(keys.STATES + theirs, JobState(id=theirs, phase=JobPhase.RUNNING, slots=("here/0",)))
+    it.put(keys.STATES + mine, JobState(id=mine, profiling=True, slots=("here/1",)))
+    monkeypatch.setenv("CONCERTINA_TOKEN", town.tokens["bob"])
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = CliRunner().invoke(cli, ["nodes", "--url", it.url])
+    assert shown.exit_code == 0, shown.output
+    assert f"0: somebody else's job, 1: {mine}, 2: free, 3: free" in shown.output
+    it.put(keys.STATES + theirs, JobState(id=theirs, phase=JobPhase.CANCELLED))
+    it.put(keys.STATES + mine, JobState(id=mine, phase=JobPhase.CANCELLED))
+
+
+def test_no_reason_names_another_users_job(town: Town) -> None:
+    """Reasons say who is in the way; whose that is, is the business of admins and of its owner."""
+    it, theirs, mine = town.it, town.jobs["alice"], town.submit("bob", name="patient")["id"]
+    reason = f"it waits behind {theirs} (2), as {mine} does"
+    line = Change(at_s=1.0, workers=0, reason=reason)
+    it.put(keys.STATES + mine, JobState(id=mine, phase=JobPhase.WAITING, reason=reason, history=(line,)))
+    seen = it.mirror.revision
+    at = f"/api/v1/jobs/{mine}"
+    for path in (at, "/api/v1/jobs"):
+        assert theirs not in (heard := town.ask("bob", "GET", path).text), path
+        assert f"it waits behind somebody else's job (2), as {mine} does" in heard, path
+        assert reason in town.ask("root", "GET", path).text, path
+    headers = {"Authorization": f"Bearer {town.tokens['bob']}"}
+    for path in (f"/api/v1/events?after={seen - 1}", f"{at}/events"):
+        with it.http.stream("GET", path, headers=headers) as stream:
+            heard = next(line for line in stream.iter_lines() if line.startswith('data: {"id":') and mine in line)
+        assert "behind somebody else's job" in heard, path
+        assert theirs not in heard, path
+    it.put(keys.STATES + mine, JobState(id=mine, phase=JobPhase.CANCELLED, reason=reason))
+    with it.http.stream("GET", f"{at}/events", headers=headers) as stream:
+        assert theirs not in "".join(stream.iter_lines())
+
+
+def test_no_answer_about_the_future_names_another_users_job(tmp_path: Path) -> None:
+    class Gossip:
+        def why(self, job_id: str) -> Why:
+            return Why(sentence="the others are held by hers-1 (4)", eta=None)
+
+        def quote(self, request: JobRequest) -> Offer:
+            if request.name == "odd":
+                raise QuestionError("hers-1 can not be reckoned with")
+            band = Band(low_s=None, expected_s=None, high_s=None)
+            reason = "hers-1 has all the slots"
+            found = Quote(
+                job_id=request.id, taken=False, earliest_s=None, start=band, end=band, delays=(), runs=1, reason=reason
+            )
+            return Offer(quote=found, profiled=True)
+
+    (script := tmp_path / "train.py").write_text("")
+    with interface(tmp_path, token_needed=True, oracle=Gossip()) as it:
+        http = {"Authorization": f"Bearer {add_user(it.store, User(name='bob', token=''))}"}
+        assert it.mirror.wait_until(lambda: "bob" in it.mirror.users_by_name, LIMIT_SECONDS)
+        for job, user in (("hers-1", "alice"), ("his-1", "bob")):
+            it.put(keys.REQUESTS + job, JobRequest(id=job, name=job, user=user, script=str(script)))
+        ask = {"script": str(script)}
+        said = [
+            it.http.get("/api/v1/jobs/his-1/why", headers=http),
+            it.http.post("/api/v1/quote", json=ask, headers=http),
+            it.http.post("/api/v1/quote", json={**ask, "name": "odd"}, headers=http),
+        ]
+        assert [answer.status_code for answer in said] == [200, 200, 409]
+        assert [answer.text.count("somebody else's job") for answer in said] == [1, 1, 1]
+        assert not [answer.text for answer in said if "hers-1" in answer.text]
+
+
 @pytest.mark.parametrize(("method", "path", "send"), OF_ADMINS)
 def test_only_admins_may_touch_the_cluster_and_its_users(town: Town, method: str, path: str, send: Any) -> None:
     before = town.it.store.list_prefix(keys.USERS).entries, len(town.stub.asks)
@@ -290,6 +365,42 @@ def test_behind_a_proxy_that_speaks_https_the_own_page_is_let_in_and_others_are_
         for origin in (f"https://{host}", f"http://{host}", "https://evil.example", "null", host)
     ]
     assert found == [200, 200, 403, 403, 403]
+
+
+def test_one_user_does_not_take_all_the_watchers_places(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("concertina.server.streams.MOST_EACH", 1)
+
+    def watch(who: str) -> Any:
+        headers = {"Authorization": f"Bearer {town.tokens[who]}"}
+        return town.it.http.stream("GET", "/api/v1/events", headers=headers)
+
+    with watch("alice") as first, watch("bob") as other, watch("root") as one, watch("root") as two:
+        assert [stream.status_code for stream in (first, other, one, two)] == [200] * 4
+        lines = first.iter_lines()
+        assert next(lines).startswith("retry"), "it is counted now"
+        with watch("alice") as second:
+            assert second.status_code == 429
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: y"])
+def test_connections_without_a_request_keep_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr("concertina.server.serve.MOST_CONNECTIONS", 8)
+    monkeypatch.setattr("concertina.server.serve.QUIET_SECONDS", 2.0)
+    with interface(tmp_path) as it, it.http.stream("GET", "/api/v1/events") as stream, ExitStack() as stack:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("retry")
+        host, _, port = it.url.removeprefix("http://").partition(":")
+        idle = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(8)]
+        for connection in idle:
+            connection.sendall(said)
+        for connection in idle:
+            connection.settimeout(LIMIT_SECONDS)
+            assert connection.recv(1) == b"", "it was closed"
+        assert httpx.get(f"{it.url}/api/v1/jobs", trust_env=False).status_code == 200
+        it.put(keys.REQUESTS + "j", JobRequest(id="j", name="j", user="u", script="/s"))
+        assert any('"id":"j"' in line for line in lines), "who gets an answer stays"
 
 
 def test_too_many_watchers_are_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

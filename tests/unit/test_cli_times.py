@@ -90,6 +90,19 @@ def test_a_duration_is_not_changed_by_clocks_that_are_put_forward() -> None:
     assert parse_time("2h", before) - before.timestamp() == 7200
 
 
+@pytest.mark.parametrize("text", ["2:30", "today 2:30", "2026-10-25T02:30"])
+@pytest.mark.parametrize("fold", [0, 1])
+def test_a_time_that_comes_twice_in_autumn_is_the_next_one(text: str, fold: int) -> None:
+    now = datetime(2026, 10, 25, 2, 10, fold=fold, tzinfo=BERLIN)
+    assert parse_time(text, now) - now.timestamp() == 20 * 60
+
+
+@pytest.mark.parametrize("text", ["0001-01-01T00:00", "0001-01-01T00:00+14:00", "9999-12-31T23:59-12:00"])
+def test_the_ends_of_the_calendar_are_refused_in_words(text: str) -> None:
+    with pytest.raises(UsageError, match=r"too far away|not in the future|more than ten years"):
+        parse_time(text, NOW)
+
+
 @given(st.integers(0, 99), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59), moments)
 def test_any_sum_of_units_is_understood(days: int, hours: int, minutes: int, seconds: int, now: datetime) -> None:
     total = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()

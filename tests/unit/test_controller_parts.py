@@ -294,6 +294,9 @@ def test_keepers_are_started_restarted_and_given_up() -> None:
     assert need(live(RUNNING, seen(activity=Activity.SUSPENDED)), later, gone=False, registered=True) is Need.START
     assert need(live(RUNNING, seen()), NOW + 0.5, gone=True, registered=False) is Need.NOTHING, "not at once"
     assert need(live(RUNNING, seen()), later, gone=True, registered=False) is Need.RESTART
+    assert need(live(RUNNING, seen()), NOW - 3600, gone=True, registered=False) is Need.RESTART, (
+        "the clock was set back"
+    )
     tired = replace(RUNNING, failures=3, failed_at=7.0, done=7.0)
     assert need(live(tired, seen()), later, gone=True, registered=False) is Need.FAIL
     assert need(live(replace(tired, done=8.0), seen()), later, gone=True, registered=False) is Need.RESTART

@@ -336,6 +336,18 @@ def test_a_keeper_that_stands_still_is_ended_and_replaced() -> None:
     assert not decide(here.memory, replace(facts, missing_s={name: 5.0}), here.policy).end
 
 
+def test_rounds_go_on_when_the_clock_was_set_back() -> None:
+    here = world()
+    here.submit(steps=1000)
+    settle(here)
+    assert here.memory is not None
+    memory = replace(here.memory, wake_s=None)
+    facts = here._look(memory)
+    assert not decide(memory, facts, here.policy).round
+    for jump_s in (15.0, -3600.0):
+        assert decide(memory, replace(facts, now=facts.now + jump_s), here.policy).round
+
+
 def test_promises_wait_for_the_next_round_where_they_would_take_too_long() -> None:
     here = world()
     names = [here.submit(steps=10, deadline_s=here.now + 900) for _ in range(5)] + [here.submit() for _ in range(3)]

@@ -1,17 +1,20 @@
 """What a keeper decides, learns from events, and says to the store."""
 
+import errno
+import io
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from concertina.cluster import keys
 from concertina.cluster.codec import dump, load
-from concertina.cluster.keeper import EACH_STEP, step_stride
+from concertina.cluster.keeper import EACH_STEP, Office, Task, step_stride
 from concertina.cluster.keeper_book import FEWEST, WARM_UP, JobBook, SpeedMeter
 from concertina.cluster.keeper_link import StoreLink
 from concertina.cluster.keeper_plan import (
@@ -31,7 +34,8 @@ from concertina.cluster.keeper_plan import (
     plan,
 )
 from concertina.cluster.keeper_start import environment, is_held, job_folder, keeper_alive, me, start_ticks, take_lock
-from concertina.cluster.records import Activity, JobSeen, JobState, Keeper
+from concertina.cluster.records import Activity, JobRequest, JobSeen, JobState, Keeper
+from concertina.cluster.settle import known_work
 from concertina.core.errors import StoreUnavailable, UsageError
 from concertina.store.memory import MemoryStore
 from concertina.store.protocol import Store
@@ -357,6 +361,54 @@ def test_values_that_are_no_numbers_are_not_shown() -> None:
     book = JobBook()
     book.note(step(1, 1.0, loss=float("nan"), accuracy=0.5))
     assert book.values == {"accuracy": 0.5}
+
+
+def test_what_a_script_says_of_itself_can_be_reckoned_with_and_shown() -> None:
+    book = JobBook()
+    book.note(planned(10**400, 7))
+    assert known_work(0, book.total_steps) == 1e15
+    book.note({**step(1, 1.0), "log": {"loss\x1b[2J\n": 1.0}})
+    assert book.values == {"loss [2J": 1.0}
+
+
+def test_a_job_is_not_begun_on_a_full_disk_and_is_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = JobState(id="j", slots=("n/0",), order=3)
+    task = Task(request=JobRequest(id="j", name="j", user="u", script="/s"), state=state, before=None, backend="local")
+    with (tmp_path / "events.jsonl").open("a") as sink:
+        office = Office("memory:", tmp_path, task, 1, sink, lock=-1)
+        free = [0, 0, 1 << 30]
+        monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free.pop(0)))
+        slept: list[float] = []
+        monkeypatch.setattr(time, "sleep", slept.append)
+        office._wait_for_room()
+        assert (len(slept), free) == (2, [])
+        told = office._link._wanted
+        assert told is not None
+        assert (told.heard, told.slots) == (3, ())
+        assert "is full" in told.error
+        free[:] = [0]
+        office._link.state = replace(state, slots=(), order=4)
+        office._wait_for_room()
+        assert free == [0], "nothing is to be begun"
+
+
+class Full(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_keeper_that_can_not_even_complain_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk: its log is there, too."""
+    task = Task(
+        request=JobRequest(id="j", name="j", user="u", script="/s"),
+        state=JobState(id="j"),
+        before=None,
+        backend="local",
+    )
+    monkeypatch.setattr("sys.stderr", Full())
+    Office("memory:", tmp_path, task, 1, Full(), lock=-1)._tell({"event": "anything"})
 
 
 # -- the line to the store -------------------------------------------------------------------------------------------

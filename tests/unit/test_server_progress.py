@@ -53,3 +53,19 @@ def test_every_run_begins_its_own_generations_and_times_are_those_of_the_events(
         (3, 1.0),
         (4, 0.5),
     ]
+
+
+def test_a_loss_that_is_no_number_any_more_does_not_end_the_charts(tmp_path: Path) -> None:
+    """A keeper writes null for it: JSON has no word for it."""
+    folder = tmp_path / "jobs" / "little-1"
+    folder.mkdir(parents=True)
+    losses = [1.0, 0.5, None, None]
+    lines = [sign("step", step, 0, step=step, log={"loss": loss}) for step, loss in enumerate(losses, 1)]
+    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    points = Progress(tmp_path).chart("little-1")["points"]
+    assert [(p["step"], p["values"]["loss"], p["steps_per_s"]) for p in points] == [
+        (1, 1.0, None),
+        (2, 0.5, 1.0),
+        (3, None, 1.0),
+        (4, None, 1.0),
+    ]

@@ -5,6 +5,7 @@ httpx is imported when the first request is made, so that `concertina --help` st
 
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import httpx
 
 CONNECT_SECONDS, ANSWER_SECONDS = 3.0, 15.0
+AWAY_SECONDS, AGAIN_SECONDS = 60.0, 0.5  # that a server may be away while a job is followed
 TRIES = 3  # of a request that may be repeated without harm
 PAGE = 200
 MOST_JOBS = 10_000
@@ -56,8 +58,19 @@ class Client:
     def get(self, path: str, **params: object) -> Any:
         return self._ask("GET", path, params={k: v for k, v in params.items() if v is not None}, tries=TRIES)
 
+    def get_patiently(self, path: str, **params: object) -> Any:
+        """For whoever follows a job: it goes on while the server is started anew, and so do they."""
+        ends = time.monotonic() + AWAY_SECONDS
+        while True:
+            try:
+                return self.get(path, **params)
+            except ClusterUnreachable:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(AGAIN_SECONDS)
+
     def post(self, path: str, body: Mapping[str, object] | None = None) -> Any:
-        """Carries a key by which the server knows a repetition, so that it may be tried again."""
+        """With a key by which the server knows a repetition where one would do harm: so it may be tried again."""
         headers = {"Idempotency-Key": uuid.uuid4().hex}
         return self._ask("POST", path, json=dict(body or {}), headers=headers, tries=TRIES)
 
@@ -126,6 +139,10 @@ class Client:
 
     def get_job(self, job_id: str) -> Plain:
         found: Plain = self.get(f"/jobs/{quote(job_id, safe='')}")
+        return found
+
+    def follow_job(self, job_id: str) -> Plain:
+        found: Plain = self.get_patiently(f"/jobs/{quote(job_id, safe='')}")
         return found
 
     def find_job(self, name: str) -> str:

@@ -164,7 +164,8 @@ def logs(
 def _print_logs(client: Client, job_id: str, follow: bool, tail: int | None, worker: int | None, as_json: bool) -> None:
     after, limit, printed = 0 if tail is None else None, tail or LINES, False
     while True:
-        page = client.get(f"/jobs/{quote(job_id, safe='')}/logs", worker=worker, after=after, limit=limit)
+        get = client.get_patiently if follow else client.get
+        page = get(f"/jobs/{quote(job_id, safe='')}/logs", worker=worker, after=after, limit=limit)
         for line in page["lines"]:
             if as_json:
                 say_json(line)

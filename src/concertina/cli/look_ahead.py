@@ -1,11 +1,11 @@
 """The interface's questions about the future, answered from the mirror (`cluster/now.py`)."""
 
 import time
-from pathlib import Path
 
 from concertina.cluster.mirror import Mirror
 from concertina.cluster.now import quote_now, why_now
 from concertina.cluster.records import JobRequest
+from concertina.cluster.script_file import read_script
 from concertina.core.errors import UsageError
 from concertina.server.oracle import Offer, Why
 
@@ -22,7 +22,7 @@ class LookAhead:
 
     def quote(self, request: JobRequest) -> Offer:
         try:
-            script = Path(request.script).read_bytes()
+            script = read_script(request.script)
         except OSError as error:
             raise UsageError(f"{request.script} can not be read here: {error.strerror}") from None
         found, measured = quote_now(self._mirror, request, script, time.time())

@@ -34,25 +34,30 @@ RECLAIM_HELP = teach(
 
 def nodes(url: Url = None, as_json: AsJson = False) -> None:
     with Client.find(url) as client:
-        found = client.get("/nodes", limit=PAGE)["items"]
-        running = client.jobs(phase="running") if not as_json else []
-    if as_json:
-        say_json(found)
-        return
-    owners = {slot: job["id"] for job in running for slot in job["slots"]}
+        if as_json:
+            say_json(client.get("/nodes", limit=PAGE)["items"])
+            return
+        cluster = client.get("/cluster")
+    who = {slot["slot"]: slot_words(slot) for slot in cluster["placement"]}
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for heading in ("NODE", "STATE", "KIND", "SLOTS", "JOBS"):
         table.add_column(heading)
-    for node in found:
-        table.add_row(*(escape(cell) for cell in node_row(node, owners)))
+    for node in cluster["nodes"]:
+        table.add_row(*(escape(cell) for cell in node_row(node, who)))
     console().print(table)
 
 
-def node_row(node: dict[str, Any], owners: dict[str, str]) -> tuple[str, str, str, str, str]:
+def slot_words(slot: dict[str, Any]) -> str:
+    """Who has it, or why nobody has."""
+    state, job = str(slot["state"]), slot["job"] or "somebody else's job"
+    return {"busy": job, "leaving": f"{job} (leaving)", "lent": "reclaimed"}.get(state, state)
+
+
+def node_row(node: dict[str, Any], who: dict[str, str]) -> tuple[str, str, str, str, str]:
     names = [f"{node['id']}/{index}" for index in range(node["slots"])]
     lent = set(node["lent"])
     busy = ", ".join(
-        f"{index}: {'reclaimed' if index in lent else owners.get(name, 'free')}" for index, name in enumerate(names)
+        f"{index}: {'reclaimed' if index in lent else who.get(name, 'free')}" for index, name in enumerate(names)
     )
     state = node["phase"] + (f" ({node['reason']})" if node.get("reason") else "")
     return str(node["id"]), state, str(node["device_type"]), str(node["slots"]), busy

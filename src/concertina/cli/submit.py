@@ -147,10 +147,21 @@ def request_body(
         "steps": steps,
         "soft": soft,
     }
+    for text in (body["script"], body["cwd"], *body["args"]):
+        if not _is_unicode(text):
+            raise UsageError(f"{text!a} is no text in UTF-8, which is all that a cluster can be told")
     if deadline is not None:
         body["deadline_s"] = parse_time(deadline, local_now())
     body |= {key: value for key, value in (("name", name), ("user", user)) if value}
     return body
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def until_decided(client: Client, job: dict[str, Any], screen: Console, quiet: bool) -> dict[str, Any]:
@@ -161,7 +172,7 @@ def until_decided(client: Client, job: dict[str, Any], screen: Console, quiet: b
             if not quiet and job["reason"]:
                 status.update(f"{escape(job['id'])}: {escape(job['reason'])}")
             time.sleep(POLL_SECONDS)
-            job = client.get_job(job["id"])
+            job = client.follow_job(job["id"])
     return job
 
 
@@ -173,7 +184,7 @@ def until_over(client: Client, job: dict[str, Any], screen: Console, quiet: bool
                 share = "" if job["progress"] is None else f", {job['progress']:.0%}"
                 status.update(f"{escape(job['id'])}: {state_words(job)} on {job['workers']} workers{share}")
             time.sleep(POLL_SECONDS)
-            job = client.get_job(job["id"])
+            job = client.follow_job(job["id"])
     return job
 
 

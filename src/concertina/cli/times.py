@@ -90,14 +90,21 @@ def _calendar(text: str, now: datetime) -> float:
         raise UsageError(
             f"{text!r} is no date and time; write it as 2026-12-01T18:00 or 2026-12-01T18:00+01:00"
         ) from None
-    return at.timestamp() if at.tzinfo is not None else _at(text, at.date(), at.time(), now)
+    try:
+        return at.timestamp() if at.tzinfo is not None else _at(text, at.date(), at.time(), now)
+    except OverflowError:  # the first and the last days of the calendar have no time in every zone
+        raise UsageError(f"{text!r} is too far away; write it as {FORMS}") from None
 
 
 def _at(text: str, day: date, clock: time, now: datetime) -> float:
-    """A time on the wall of whoever asks. One that the clocks jump over in spring is none."""
-    at = datetime.combine(day, clock, tzinfo=now.tzinfo)
-    if at.astimezone(UTC).astimezone(now.tzinfo).replace(tzinfo=None) != at.replace(tzinfo=None):
-        raise UsageError(f"{text!r} does not exist in your time zone: the clocks are put forward over it")
+    """A time on the wall of whoever asks. One that the clocks jump over in spring is none; of one that comes twice in
+    autumn the next is meant."""
+    for fold in (0, 1):
+        at = datetime.combine(day, clock.replace(fold=fold), tzinfo=now.tzinfo)
+        if at.astimezone(UTC).astimezone(now.tzinfo).replace(tzinfo=None) != at.replace(tzinfo=None):
+            raise UsageError(f"{text!r} does not exist in your time zone: the clocks are put forward over it")
+        if at.timestamp() > now.timestamp():
+            break
     return at.timestamp()
 
 

@@ -1,5 +1,6 @@
 """`concertina up` and `concertina down`: a cluster on this machine, from start to a tidy end."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -7,7 +8,7 @@ import time
 import webbrowser
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,7 +21,7 @@ from concertina.cli.job_words import is_over, summary
 from concertina.cli.places import DEFAULT_HOST, DEFAULT_PORT, TOKEN, URL, state_dir
 from concertina.cli.serve import Serving, UpSettings
 from concertina.cli.shared import AsJson, Url, console, say_json, teach
-from concertina.core.errors import ConcertinaError, UsageError
+from concertina.core.errors import ConcertinaError, RequestRefused, UsageError
 
 LINE_SECONDS = 1.0
 DOWN_SECONDS = 60.0  # workers reach a step boundary and write their checkpoints
@@ -35,6 +36,7 @@ UP_HELP = teach(
         "concertina up": "then, in another terminal: concertina submit train.py",
         "concertina up --slots 4 --port 8500 --state ./cluster": "four places for workers; everything in one folder",
         "concertina up --host 0.0.0.0": "for others, too; asks for tokens, and makes the first one",
+        "concertina up --port 0 --json": "for a script: the address (and the first token) as JSON",
     },
     end="Environment: CONCERTINA_STATE names the state folder; CONCERTINA_URL and CONCERTINA_TOKEN name the cluster "
     "that the other commands talk to.",
@@ -65,6 +67,10 @@ KeepJobs = Annotated[
     int, typer.Option("--keep-jobs", min=0, help="Jobs that have ended to remember, the newest; 0: all.")
 ]
 Demo = Annotated[bool, typer.Option("--demo", help=f"Start with some real jobs, on {DEMO_SLOTS} slots.")]
+UpJson = Annotated[
+    bool,
+    typer.Option("--json", help="When it is up, print where as one line of JSON; all else goes to standard error."),
+]
 Open = Annotated[bool, typer.Option("--open/--no-open", help="Open the dashboard in a browser.")]
 
 
@@ -79,16 +85,23 @@ def up(
     keep_jobs: KeepJobs = 1000,
     demo: Demo = False,
     browse: Open = False,
+    as_json: UpJson = False,
 ) -> None:
     settings = read_settings(slots, state, store, host, port, policy, backend, keep_jobs, demo)
-    screen = console()
+    screen = Console(stderr=True, highlight=False) if as_json else console()
     asked = _on_signals()
     serving = Serving(settings)
     with screen.status("starting"):
         serving.start()
     try:
-        _greet(serving, screen)
-        token = _make_token(serving, screen) if settings.token_needed else ""
+        made = _first_token(serving) if settings.token_needed else None
+        if as_json:
+            say_json(facts(serving, made))
+        else:
+            _greet(serving, screen)
+            if settings.token_needed:
+                _tell_token(serving, made, screen)
+        token = made or os.environ.get(TOKEN, "")
         if browse:
             webbrowser.open(serving.url)
         if demo:
@@ -182,21 +195,37 @@ def way_here(state: Path, url: str) -> str:
     return "" if state == state_dir() else f"export {URL}={url}"
 
 
-def _make_token(serving: Serving, screen: Console) -> str:
+def facts(serving: Serving, token: str | None) -> dict[str, Any]:
+    """What a program wants to know of a cluster that is up. `token`: of the first admin, when one was made just now."""
+    settings = serving.settings
+    return {
+        "url": serving.url,
+        "pid": os.getpid(),
+        "state": str(settings.state),
+        "policy": settings.policy,
+        "token_needed": settings.token_needed,
+        "token": token,
+    }
+
+
+def _first_token(serving: Serving) -> str | None:
     from concertina.server.auth import first_admin, local_user
 
-    name = local_user()
-    token = first_admin(serving.store, name)
+    return first_admin(serving.store, local_user())
+
+
+def _tell_token(serving: Serving, token: str | None, screen: Console) -> None:
+    from concertina.server.auth import local_user
+
     if token is None:
         screen.print("  tokens     needed; `concertina users add NAME` makes one")
-        return os.environ.get(TOKEN, "")
-    screen.print(f"  token      [bold]{token}[/bold] (admin {escape(name)})", soft_wrap=True)
+        return
+    screen.print(f"  token      [bold]{token}[/bold] (admin {escape(local_user())})", soft_wrap=True)
     screen.print(
         f"             shown this once; its hash is in {escape(serving.settings.store)}. Use it as {TOKEN}=..., "
         f"with {URL}={serving.url}",
         soft_wrap=True,
     )
-    return token
 
 
 def _start_demo(serving: Serving, token: str, screen: Console) -> None:
@@ -209,11 +238,17 @@ def _stay(serving: Serving, asked: Asked, screen: Console) -> None:
     """Until somebody wants an end: here, or with `concertina down`."""
     with Live(console=screen, auto_refresh=False, transient=True) as live:
         while not asked.event.wait(LINE_SECONDS):
-            cluster = serving.mirror.cluster
-            if cluster is not None and cluster.going_down:
+            if is_going_down(serving):
                 return
             if screen.is_terminal:
                 live.update(status_line(serving), refresh=True)
+
+
+def is_going_down(serving: Serving) -> bool:
+    """Whether that was asked for since we are here. What the record says from before, our controller takes back in its
+    first turn, which may take a while."""
+    cluster = serving.mirror.cluster
+    return cluster is not None and cluster.going_down and cluster.down_s >= serving.controller.started_s
 
 
 def status_line(serving: Serving) -> Text:
@@ -232,8 +267,7 @@ def status_line(serving: Serving) -> Text:
 def _go_down(serving: Serving, asked: Asked, screen: Console) -> None:
     """All jobs suspended, their state kept; asked a second time, at once."""
     asked.event.clear()
-    cluster = serving.mirror.cluster
-    if not serving.controller.in_office.is_set() and not (cluster is not None and cluster.going_down):
+    if not serving.controller.in_office.is_set() and not is_going_down(serving):
         screen.print("down. Another server is in office: jobs go on.")
         return
     live = [job.id for job in serving.mirror.jobs() if job.keeper is not None]
@@ -256,8 +290,7 @@ def _ask_down(serving: Serving) -> None:
     from concertina.cluster.records import Ask, Op
     from concertina.server.auth import local_user
 
-    cluster = serving.mirror.cluster
-    if cluster is None or not cluster.going_down:
+    if not is_going_down(serving):
         ask = Ask(id=f"down-{time.time_ns():x}", op=Op.DOWN, user=local_user(), at_s=time.time())
         serving.store.put(keys.ASKS + ask.id, dump(ask))
 
@@ -281,7 +314,8 @@ def down(
 def _cancel_all(client: Client) -> None:
     for job in client.jobs():
         if not is_over(job):
-            client.delete(f"/jobs/{job['id']}")
+            with contextlib.suppress(RequestRefused):  # it has ended meanwhile
+                client.delete(f"/jobs/{job['id']}")
 
 
 def _until_gone(client: Client) -> bool:

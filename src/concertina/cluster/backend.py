@@ -97,7 +97,7 @@ class LocalCluster:
         mine = self._started.get(state.id)
         if mine is not None and mine[0] == state.attempt and start_ticks(mine[1]) is not None:
             return False
-        if is_held(self._state_dir, state.id) or now < state.attempt_s + START_SECONDS:
+        if is_held(self._state_dir, state.id) or 0 <= now - state.attempt_s < START_SECONDS:
             return False
         return not self._processes(state.id, state.attempt)
 

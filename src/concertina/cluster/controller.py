@@ -7,6 +7,7 @@ where it was. Jobs do not notice: their keepers outlive it.
 """
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -24,6 +25,7 @@ from concertina.cluster.curves import kind_of
 from concertina.cluster.mirror import Mirror
 from concertina.cluster.prune import AT_ONCE, KEEP, counted_in, forgettable
 from concertina.cluster.records import ClusterState, JobRequest, JobSeen, JobState, NodeState, Op, Spent
+from concertina.cluster.script_file import read_script
 from concertina.cluster.slots import keeper_is_over
 from concertina.cluster.turn import decide
 from concertina.cluster.turn_types import Decision, Facts, Memory
@@ -86,7 +88,7 @@ class Controller:
         self._policy: Policy = live_policy(policy)
         self._log = JsonLog(log)
         self._name = holder_name()
-        self._started_s = time.time()
+        self.started_s = time.time()
         self._ends = threading.Event()
         self._turned = time.monotonic()
         self._fresh: set[str] = set()  # requests that came since they were last looked at
@@ -164,7 +166,7 @@ class Controller:
         entry = store.get(keys.CLUSTER)
         cluster = load(ClusterState, entry.value) if entry else ClusterState(policy="", backend="")
         self._mirror.wait_until(lambda: self._mirror.revision >= found.revision, 10.0)
-        if cluster.going_down and cluster.down_s < self._started_s:
+        if cluster.going_down and cluster.down_s < self.started_s:
             cluster = replace(cluster, going_down=False)
         cluster = replace(cluster, policy=self._policy_name, backend=self._backend.name, controller=self._name)
         live = {job: state for job, state in states.items() if not self._at_rest(state)}
@@ -200,7 +202,10 @@ class Controller:
         self._pace(books, decision, decided_ms, written_ms)
         self._count(books, decision, decided_ms)
         for job in decision.start:
-            self._backend.start_keeper(job, books.memory.live[job].attempt)
+            try:
+                self._backend.start_keeper(job, books.memory.live[job].attempt)
+            except OSError as error:  # no room, no more processes: a turn to come finds that it is not there
+                self._log.write("keeper not started", job=job, reason=str(error))
         for job in decision.end:
             self._backend.end_keeper(job)
         for line in decision.lines:
@@ -302,18 +307,17 @@ class Controller:
         return sorted((r for r in found if r is not None), key=lambda r: (r.submitted_s, r.id))
 
     def _kind(self, request: JobRequest) -> str:
-        """Empty: the script can not be read."""
+        """Empty: the script can not be read. Whatever a request holds, it is no reason to decide nothing for others."""
         try:
-            path = Path(request.script)
-            about = path.stat()
+            about = os.stat(request.script)
             key = (request.script, about.st_mtime_ns, about.st_size)
             if key not in self._scripts:
                 if len(self._scripts) >= MOST_SCRIPTS:
                     self._scripts.clear()
-                self._scripts[key] = path.read_bytes()
+                self._scripts[key] = read_script(request.script)
+            return kind_of(request, self._scripts[key])
         except (OSError, ValueError):
             return ""
-        return kind_of(request, self._scripts[key])
 
     def _count(self, books: Books, decision: Decision, decided_ms: float) -> None:
         """For people and Prometheus; written with the next record of the cluster."""

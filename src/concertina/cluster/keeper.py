@@ -8,6 +8,7 @@ something new: while that is away, the job trains on. SIGTERM suspends the job. 
 the next attempt goes on from the newest checkpoint.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -45,6 +46,8 @@ STORE_SECONDS = 2.0  # that one call may take
 READ_SECONDS = 30.0  # for the first word of the store
 LOCK_SECONDS = 10.0  # for an earlier attempt to end
 LAST_SECONDS = 60.0  # for the store to take the last word
+ROOM_BYTES = 4 << 20  # on the disk, without which no job is begun: it would fail for what is not its fault
+ROOM_SECONDS = 1.0  # between two looks whether there is room
 EACH_STEP = 4096  # lines for as many steps; from twice as many steps on, every second one is written down, and so on
 
 ENDINGS = {
@@ -153,7 +156,7 @@ class Office:
         except UsageError as error:
             ending = Ending(outcome=Outcome.FAILED, exit=EXIT_USAGE, error=str(error))
         except Exception as error:
-            traceback.print_exc()
+            complain(traceback.format_exc())
             self._tell({"event": "keeper_broken", "error": f"{type(error).__name__}: {error}"})
             return self._leave(None)
         return self._leave(ending)
@@ -182,6 +185,7 @@ class Office:
         return bool(state.slots) and not state.phase.is_end and self._asked_to_end is None and not self._link.over
 
     def _run(self, backend: WorkerBackend) -> Ending:
+        self._wait_for_room()
         state = self._link.state
         if not self._goes_on():
             stopped = state.phase.is_end or self._link.over
@@ -198,6 +202,17 @@ class Office:
                 if ending is not None:
                     return ending
                 self._link.publish(self._last)
+
+    def _wait_for_room(self) -> None:
+        """As long as the job is wanted and the disk is full."""
+        waits = False
+        while self._goes_on() and shutil.disk_usage(self._folder).free < ROOM_BYTES:
+            if not waits:
+                complain(f"{self._folder} has no room: waiting for some")
+            waits = True
+            said = f"it waits: the disk with {self._folder} is full"
+            self._link.publish(replace(self._last, heard=self._link.state.order, error=said))
+            time.sleep(ROOM_SECONDS)
 
     def _heed_type(self) -> None:
         """Speeds hold for one type of device: on another one they are measured anew."""
@@ -234,7 +249,7 @@ class Office:
             self._sink.write(json.dumps(event) + "\n")
             self._sink.flush()
         except OSError as error:  # a full disk is no reason to stop training
-            print(f"events.jsonl: {error}", file=sys.stderr, flush=True)
+            complain(f"events.jsonl: {error}")
 
     def _leave(self, ending: Ending | None) -> int:
         """The last word: nothing runs any more, and how it ended. None: it broke, and the next attempt goes on."""
@@ -253,6 +268,12 @@ class Office:
         if ending is None:
             return EXIT_BROKEN
         return EXIT_FAILED_JOB if ending.outcome is Outcome.FAILED else 0
+
+
+def complain(words: str) -> None:
+    """Into keeper.log, which may be on the disk that is full."""
+    with contextlib.suppress(OSError):
+        print(words, file=sys.stderr, flush=True)
 
 
 def gpus_of(node: NodeState) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """What a keeper learns of its job from the event stream. Pure: events in, figures out."""
 
+import re
 from collections import deque
 from collections.abc import Mapping
 from math import isfinite
@@ -9,6 +10,13 @@ from typing import Any
 RECENT = 32  # steps that a speed is taken from
 WARM_UP = 3  # steps after a change that say nothing about speed
 FEWEST = 5  # gaps between steps that make a speed
+MOST_STEPS = 10**15  # that a job can be believed to make: whatever a script says is reckoned with
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+
+
+def plain(text: str) -> str:
+    """On one line, and without what would do something to the terminal of whoever reads it."""
+    return _CONTROL.sub(" ", text).strip()
 
 
 class SpeedMeter:
@@ -68,7 +76,7 @@ class JobBook:
     @property
     def total_steps(self) -> int:
         """That the script will make, as far as it can be told; 0: not known."""
-        whole = self.epochs * self.batches
+        whole = min(self.epochs * self.batches, MOST_STEPS)
         return min(whole, self._bound) if whole and self._bound else whole or self._bound
 
     def begin(self) -> None:
@@ -88,7 +96,7 @@ def _on_step(book: JobBook, event: Mapping[str, Any]) -> None:
     book.trains = True
     book.step, book.epoch = event["step"], event["epoch"]
     if event["log"]:
-        book.values = {name: value for name, value in event["log"].items() if isfinite(value)}
+        book.values = {plain(name): value for name, value in event["log"].items() if isfinite(value)}
     if not book.changes:
         book.meter.stepped(event["step"], event["at"], len(book.members))
 

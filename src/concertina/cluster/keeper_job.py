@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from concertina.backends.base import Seat, WorkerBackend
-from concertina.cluster.keeper_book import JobBook
+from concertina.cluster.keeper_book import JobBook, plain
 from concertina.cluster.keeper_plan import (
     AGAIN_S,
     Decision,
@@ -229,12 +229,16 @@ class KeptJob:
         self._tell({"time": round(time.time(), 3), "event": event, **fields})
 
     def _ending(self, report: Report) -> Ending:
-        write_json(self._folder / "report.json", report.to_json())
+        try:
+            write_json(self._folder / "report.json", report.to_json())
+        except OSError as error:  # a full disk: the job has ended all the same
+            with contextlib.suppress(OSError):  # keeper.log is there, too
+                print(f"report.json: {error}", file=sys.stderr, flush=True)
         if report.exit == 0:
             return Ending(outcome=Outcome.FINISHED)
         if self._interrupted is not None and report.exit == EXIT_INTERRUPTED_BY_USER:
             return Ending(outcome=Outcome.SUSPENDED)
-        return Ending(outcome=Outcome.FAILED, exit=report.exit, error=report.error)
+        return Ending(outcome=Outcome.FAILED, exit=report.exit, error=plain(report.error))
 
     # -- what it looks like ------------------------------------------------------------------------------------------
 

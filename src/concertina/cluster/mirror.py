@@ -169,6 +169,12 @@ class Mirror:
         """For compare-and-set; 0 if the key is not there."""
         return self._revisions.get(key, 0)
 
+    @property
+    def newest(self) -> int:
+        """When any record that is there now was written last. The store itself may count further."""
+        with self._changed:
+            return max(self._revisions.values(), default=0)
+
     def wait(self, after: int, limit_s: float) -> int:
         """Waits until something newer than revision `after` is here; the revision in any case."""
         with self._changed:

@@ -130,7 +130,8 @@ def need(job: Live, now: float, *, gone: bool, registered: bool, missing_s: floa
         if not vanished:
             return Need.START
         failures = state.unheard if unheard(job) else _failures(state)
-        if now < state.attempt_s + min(PAUSE_SECONDS * 2**failures, MOST_PAUSE_SECONDS):
+        # Not below 0: the clock was set back, and nobody would wait until it has come there again.
+        if 0 <= now - state.attempt_s < min(PAUSE_SECONDS * 2**failures, MOST_PAUSE_SECONDS):
             return Need.NOTHING
         return Need.FAIL if failures >= (MOST_UNHEARD if unheard(job) else MOST_FAILURES) else Need.RESTART
     told = now - (state.history[-1].at_s if state.history else now)

@@ -155,7 +155,8 @@ def _suspend_all(books: Books) -> None:
 
 def _round_is_due(books: Books, free: frozenset[str]) -> bool:
     before = books.before
-    late = books.now - before.round_s >= (AGAIN_SECONDS if books.cluster.error else ROUND_SECONDS)
+    since = books.now - before.round_s
+    late = not 0 <= since < (AGAIN_SECONDS if books.cluster.error else ROUND_SECONDS)  # or the clock was set back
     woken = before.wake_s is not None and books.now >= before.wake_s
     there = frozenset(usable(books.nodes))
     measured = any(state.profiling and state.slots for state in books.states.values())

@@ -100,8 +100,8 @@ class Session:
 
     @property
     def rehearsing(self) -> bool:
-        """True while the loop's body is run once for nothing, by a newcomer before it is let in or at the end of an epoch
-        that a job resumes at: what the body does besides training (writing files, counting) should not happen then."""
+        """True while the loop's body is run once for nothing, by a newcomer before it is let in, or where a job resumes
+        at the end of an epoch: what it does besides training (writing files, counting) should not happen then."""
         return self._loop is not None and self._loop.engine.rehearses
 
     @property

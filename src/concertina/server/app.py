@@ -95,7 +95,7 @@ def _context(parts: Parts) -> Context:
         hub=hub,
         submitter=Submitter(parts, hub, board),
         asker=Asker(parts, hub),
-        bench=Bench(parts.clock),
+        bench=Bench(),
         meters=Meters(parts.mirror, board),
         doorkeeper=Doorkeeper(parts.mirror, token_needed=token_needed, local_name=parts.local_name),
         progress=Progress(parts.state),

@@ -1,7 +1,9 @@
 """Something to be done by the controller: written into the store, answered from there, within a bounded time."""
 
 import asyncio
+import hashlib
 import secrets
+from dataclasses import replace
 
 from concertina.cluster import keys
 from concertina.cluster.codec import dump
@@ -20,21 +22,23 @@ class Asker:
     def __init__(self, parts: Parts, hub: Hub) -> None:
         self._parts, self._hub = parts, hub
 
-    async def ask(self, op: Op, caller: Caller, *, target: str = "", number: int = 0) -> Reply:
-        """What came of it. Raises ApiError 503 when nobody decides, 409 when it was refused."""
+    async def ask(self, op: Op, caller: Caller, *, target: str = "", number: int = 0, once: str = "") -> Reply:
+        """What came of it. With `once`, the same for whoever asks again with the same words: it is done one time.
+        Raises ApiError 503 when nobody decides, 409 when it was refused."""
         if not self._hub.led:
             raise no_controller()
-        ask = Ask(
-            id=secrets.token_hex(8), op=op, user=caller.name, target=target, number=number, at_s=self._parts.clock()
-        )
+        ask = Ask(id="", op=op, user=caller.name, target=target, number=number, at_s=self._parts.clock())
+        ask = replace(ask, id=_id_of(ask, once) if once else secrets.token_hex(8))
         key, store = keys.ASKS + ask.id, self._parts.store
-        await asyncio.to_thread(store.put, key, dump(ask))
+        if self._parts.mirror.reply(ask.id) is None:
+            await asyncio.to_thread(store.put, key, dump(ask))
         reply = await self._reply(ask.id, self._parts.answer_s)
         if reply is None:
             taken_back = await asyncio.to_thread(store.delete, key)
             reply = await self._reply(ask.id, LATE_SECONDS)
             if reply is None:
-                raise no_controller() if taken_back else _no_answer()
+                # One in office may have read it before it was taken back, and be busy with it.
+                raise no_controller() if taken_back and not self._hub.led else _no_answer()
         if not reply.accepted:
             raise ApiError(409, "refused", reply.reason, "")
         return reply
@@ -52,10 +56,15 @@ class Asker:
         return found[0] if found else None
 
 
+def _id_of(ask: Ask, once: str) -> str:
+    words = "\0".join((ask.user, ask.op.value, ask.target, str(ask.number), once))
+    return hashlib.sha256(words.encode()).hexdigest()[:32]
+
+
 def _no_answer() -> ApiError:
     return ApiError(
         503,
         "no_answer",
-        "the controller took the request up but its answer did not come in time",
+        "the controller's answer did not come in time; it may have done what was asked, or be about to",
         "look whether it was carried out before you ask again",
     )

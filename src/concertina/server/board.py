@@ -6,12 +6,15 @@ over a list, and fifty clients that watch the same job share its bytes.
 
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from concertina.cluster import keys
 from concertina.cluster.mirror import Job, Mirror
+from concertina.cluster.records import JobRequest
 from concertina.core.job import JobPhase
+from concertina.server.auth import Caller
+from concertina.server.discretion import discreet_job
 from concertina.server.views import encode, job_json
 from concertina.store.protocol import Change
 
@@ -24,12 +27,18 @@ class Card:
     """A job and its JSON, made when it is first wanted."""
 
     job: Job
+    requests: Mapping[str, JobRequest]  # of all jobs
     _brief: bytes = b""
+    _for_owner: bytes = b""  # the same without the names of others' jobs
 
-    @property
-    def brief(self) -> bytes:
-        self._brief = self._brief or encode(job_json(self.job, brief=True))
-        return self._brief
+    def brief(self, caller: Caller) -> bytes:
+        """For an admin, or for its owner."""
+        if caller.admin:
+            self._brief = self._brief or encode(job_json(self.job, brief=True))
+            return self._brief
+        if not self._for_owner:
+            self._for_owner = encode(discreet_job(job_json(self.job, brief=True), caller, self.requests))
+        return self._for_owner
 
     @property
     def place(self) -> Place:
@@ -113,7 +122,7 @@ class Board:
             return
         if old is not None and _same(old.job, job):
             return
-        self._cards[job_id] = card = Card(job)
+        self._cards[job_id] = card = Card(job, self._mirror.requests)
         if old is None:
             insort(self._order, card.place)
 

@@ -1,7 +1,7 @@
 """What every route needs, kept with the app; and who is asking, as the gate found out."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
@@ -9,6 +9,7 @@ from concertina.cluster.mirror import Job
 from concertina.server.asks import Asker
 from concertina.server.auth import Caller, Doorkeeper
 from concertina.server.board import Board
+from concertina.server.discretion import discreet, discreet_job
 from concertina.server.errors import no_job, not_admin
 from concertina.server.events import Hub
 from concertina.server.metrics import Meters
@@ -16,6 +17,7 @@ from concertina.server.oracle import Bench
 from concertina.server.parts import Parts
 from concertina.server.progress import Progress
 from concertina.server.submit import Submitter
+from concertina.server.views import job_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,14 @@ class Context:
         if card is None or not caller.may_see(card.job.request.user):
             raise no_job(job_id)
         return card.job
+
+    def whole(self, job: Job, caller: Caller) -> dict[str, Any]:
+        """A job that this caller may see, as JSON."""
+        return discreet_job(job_json(job, brief=False), caller, self.parts.mirror.requests)
+
+    def told(self, sentence: str, caller: Caller) -> str:
+        """As this caller may hear it."""
+        return discreet(sentence, caller, self.parts.mirror.requests)
 
 
 # None of these waits for anything; but plain functions would be sent to a thread, and that takes longer than they do.

@@ -7,6 +7,8 @@ since, once, as it is now. The same makes slow clients harmless: there is no que
 
 import asyncio
 import threading
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -22,6 +24,7 @@ from concertina.store.protocol import Change, Store
 GAP_SECONDS = 0.2  # between two flushes: changes in between travel together
 BEAT_SECONDS = 15.0
 CATCH_UP_SECONDS = 1.0  # that a mirror may lag behind what a client has seen elsewhere
+PAST_SECONDS = 5.0  # that the store may take to tell what changed before this server was there
 LEADER = leader_key(keys.CONTROLLER)
 
 Topic = tuple[str, str]  # ("job", id), ("node", id) or ("cluster", "")
@@ -71,7 +74,7 @@ class Hub:
         self._last: dict[Topic, int] = {}  # when each changed last, in that order
         self._flush = Flush(0, 0, [])
         self.base = 0  # all changes after it are known here
-        self.clients = 0
+        self.watching: Counter[str] = Counter()  # clients by user
         self.closing = asyncio.Event()
 
     def start(self) -> None:
@@ -86,6 +89,15 @@ class Hub:
         self.closing.set()
         self._wake()
         self._flushed.set()
+
+    @property
+    def clients(self) -> int:
+        return self.watching.total()
+
+    def left(self, user: str) -> None:
+        self.watching[user] -= 1
+        if not self.watching[user]:
+            del self.watching[user]
 
     @property
     def led(self) -> bool:
@@ -191,11 +203,16 @@ class Hub:
 
     def _missed(self, after: int) -> list[Topic] | None:
         """What changed since, by the store's own history; None: that is gone (or of another store)."""
+        newest, until = self._mirror.newest, time.monotonic() + PAST_SECONDS
+        if after > self._mirror.revision:
+            return None
         try:
             with self._store.watch("", after=after) as watch:
-                changes = watch.poll(0.0)
-                if watch.revision < after or after > self._mirror.revision:
-                    return None
+                changes = [*watch.poll(0.0)]
+                while watch.revision < newest:  # etcd hands its history out bit by bit
+                    changes += watch.poll(max(until - time.monotonic(), 0.0))
+                    if time.monotonic() > until:
+                        return None
         except (HistoryGone, StoreError):
             return None
         found = {topic: change.revision for change in changes if (topic := topic_of(change.key))}
@@ -223,6 +240,6 @@ class Hub:
             card = self._board.card(name)
             if card is None or not caller.may_see(card.job.request.user):
                 return b""
-            return frame(kind, card.brief, self._last.get(topic, self.revision))
+            return frame(kind, card.brief(caller), self._last.get(topic, self.revision))
         data = self._render(topic, caller)
         return b"" if data is None else frame(kind, data, self._last.get(topic, self.revision))

@@ -32,8 +32,8 @@ def events_path(state: Path, job_id: str) -> Path:
     return job_folder(state, job_id) / "events.jsonl"
 
 
-def read_lines(path: Path, after: int, limit: int, most_bytes: int = PAGE_BYTES, *, written: bool = False) -> Lines:
-    """At most `limit` lines from byte `after` on. A line without its end is not there yet, unless all is written."""
+def read_lines(path: Path, after: int, limit: int, most_bytes: int = PAGE_BYTES, *, over: bool = False) -> Lines:
+    """At most `limit` lines from byte `after` on. A line without its end is not there yet, unless all is `over`."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -44,11 +44,13 @@ def read_lines(path: Path, after: int, limit: int, most_bytes: int = PAGE_BYTES,
     except (FileNotFoundError, NotADirectoryError):
         return Lines([], 0, True)
     whole = data.rfind(b"\n") + 1
-    if whole == 0 and (written or len(data) == most_bytes):  # the last line, or an endless one: cut it
-        return Lines([data], after + len(data), after + len(data) >= size)
+    if whole == 0 and len(data) == most_bytes:  # one endless line: cut it
+        return Lines([data], after + len(data), False)
     lines = data[:whole].split(b"\n")[:-1]
+    if over and whole < len(data) and after + len(data) >= size:
+        lines.append(data[whole:])
     taken = lines[:limit]
-    used = sum(len(line) + 1 for line in taken)
+    used = min(sum(len(line) + 1 for line in taken), len(data))
     return Lines(taken, after + used, after + used >= size or not taken)
 
 

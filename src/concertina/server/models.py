@@ -16,13 +16,23 @@ KEY = r"^[!-~]{1,128}$"  # an idempotency key: printable, without spaces
 MOST_WORKERS = 1024
 MOST_STEPS = 1_000_000_000
 MOST_SECONDS = 1e11  # the year 5138
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def _plain_text(text: str) -> str:
     if _CONTROL.search(text):
         raise ValueError("it has control characters; needed plain text on one line")
+    if not _is_unicode(text):
+        raise ValueError("it has half of a character (a lone surrogate); needed text that UTF-8 can hold")
     return text
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _absolute(path: str) -> str:

@@ -59,13 +59,26 @@ class NoOracle:
         )
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A question, from when it is asked until its answer is forgotten."""
+
+    task: asyncio.Task[object] | None = None
+    answered: float | None = None  # when, by the loop's clock
+
+    def is_good(self, now: float) -> bool:
+        """Whether its answer, or the one to come, will do."""
+        if self.answered is not None:
+            return now - self.answered < KEEP_SECONDS
+        return self.task is not None and not self.task.done()
+
+
 class Bench:
     """Where questions are worked on: one thread, a short queue, a short memory."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
-        self._kept: OrderedDict[Hashable, tuple[float, asyncio.Future[object]]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, _Asked] = OrderedDict()
         self._waiting = 0
 
     def start(self) -> None:
@@ -77,24 +90,29 @@ class Bench:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def ask(self, key: Hashable, work: Callable[[], T]) -> T:
-        """The answer to this question, perhaps one of a moment ago. Raises ApiError 503 when too many wait."""
-        now = self._clock()
-        kept = self._kept.get(key)
-        if kept is None or now - kept[0] > KEEP_SECONDS or (kept[1].done() and kept[1].exception() is not None):
+        """The answer to this question, perhaps one in the making or of a moment ago. Raises ApiError 503 when too many
+        wait."""
+        asked = self._kept.get(key)
+        if asked is None or not asked.is_good(asyncio.get_running_loop().time()):
             if self._waiting >= WAITING:
                 raise ApiError(503, "busy", f"{WAITING} questions wait already", "ask again in a few seconds")
-            kept = now, asyncio.ensure_future(self._work(work))
-            self._kept[key] = kept
+            self._kept[key] = asked = _Asked()
+            asked.task = asyncio.create_task(self._work(asked, work))
+            self._kept.move_to_end(key)
             while len(self._kept) > KEEP:
                 self._kept.popitem(last=False)
+        assert asked.task is not None
         try:
-            return await asyncio.wait_for(asyncio.shield(kept[1]), LIMIT_SECONDS)  # type: ignore[arg-type]
+            return await asyncio.wait_for(asyncio.shield(asked.task), LIMIT_SECONDS)  # type: ignore[arg-type]
         except TimeoutError:
             raise ApiError(503, "busy", "the answer takes too long", "ask again in a few seconds") from None
 
-    async def _work(self, work: Callable[[], T]) -> object:
+    async def _work(self, asked: _Asked, work: Callable[[], T]) -> object:
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._pool, work)
+            asked.answered = loop.time()
+            return found
         finally:
             self._waiting -= 1

@@ -74,7 +74,8 @@ class Chart:
         if self.points and at > self.points[-1]["at_s"]:
             speed = (step - self.points[-1]["step"]) / (at - self.points[-1]["at_s"])
         log = event.get("log") or {}
-        values = {str(name): finite(float(value)) for name, value in log.items()}
+        # null: it was not a number, and a chart goes on without it
+        values = {str(name): None if value is None else finite(float(value)) for name, value in log.items()}
         self.points.append(
             {"step": step, "at_s": at, "workers": self.workers, "steps_per_s": finite(speed), "values": values}
         )

@@ -11,6 +11,7 @@ from concertina.server.cluster_views import cluster_json, history_json, holders,
 from concertina.server.context import Admin, Here, Who
 from concertina.server.errors import ApiError
 from concertina.server.models import (
+    KEY,
     AnswerBody,
     ClusterBody,
     DownAsk,
@@ -58,7 +59,7 @@ async def events(
 ) -> Response:
     """Whatever changes, as server-sent events: `job`, `node`, `cluster`; `reset`: load everything again."""
     begin = int(last_event_id) if last_event_id is not None else after
-    return EventStream(here.hub.stream(who, begin), here.hub, lambda: here.doorkeeper.still_knows(who))
+    return EventStream(here.hub.stream(who, begin), here.hub, who, lambda: here.doorkeeper.still_knows(who))
 
 
 @router.get("/nodes", response_model=NodePage)
@@ -83,11 +84,15 @@ async def drain(node_id: Annotated[Name, Path()], ask: DrainAsk, here: Here, who
 
 
 @router.post("/cluster/reclaim", response_model=AnswerBody)
-async def reclaim(ask: ReclaimAsk, here: Here, who: Admin) -> Response:
-    """Take slots back for somebody else's service within seconds, or give them again."""
+async def reclaim(
+    ask: ReclaimAsk, here: Here, who: Admin, idempotency_key: Annotated[str | None, Header(pattern=KEY)] = None
+) -> Response:
+    """Take slots back for somebody else's service within seconds, or give them again. The same Idempotency-Key with the
+    same number takes them once, also if the first answer was lost."""
     if not ask.give_back and ask.slots == 0:
         raise ApiError(422, "invalid", "slots is 0, needed 1 or more to reclaim", "say how many")
-    reply = await here.asker.ask(Op.RETURN if ask.give_back else Op.RECLAIM, who, number=ask.slots)
+    op = Op.RETURN if ask.give_back else Op.RECLAIM
+    reply = await here.asker.ask(op, who, number=ask.slots, once=idempotency_key or "")
     return _answer(reply.reason)
 
 

@@ -1,7 +1,7 @@
 """Jobs: submit, list, look at, change, end."""
 
 import asyncio
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Response
 
@@ -10,6 +10,7 @@ from concertina.cluster.records import Op
 from concertina.core.job import JobPhase
 from concertina.server import files
 from concertina.server.answers import ERRORS, STREAM, json_response
+from concertina.server.auth import Caller
 from concertina.server.context import Context, Here, Who
 from concertina.server.errors import ApiError
 from concertina.server.models import (
@@ -25,7 +26,7 @@ from concertina.server.models import (
     ResizeAsk,
 )
 from concertina.server.streams import EventStream, job_stream
-from concertina.server.views import encode, job_json
+from concertina.server.views import encode
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], responses=ERRORS)
 
@@ -34,8 +35,8 @@ MOST_OFFSET = 1 << 60
 Offset = Annotated[int, Query(ge=0, le=MOST_OFFSET)]
 
 
-def _whole(job: Job, status: int = 200) -> Response:
-    return json_response(encode(job_json(job, brief=False)), status)
+def _whole(here: Context, job: Job, who: Caller, status: int = 200) -> Response:
+    return json_response(encode(here.whole(job, who)), status)
 
 
 @router.post(
@@ -54,7 +55,7 @@ async def submit(
     """Take a job, or refuse it: look at `phase` and `reason`. The same Idempotency-Key gives the same job again."""
     job_id = await here.submitter.submit(ask, who, idempotency_key or "")
     answered = await here.submitter.answer(job_id, wait)
-    return _whole(here.job(job_id, who), 201 if answered else 202)
+    return _whole(here, here.job(job_id, who), who, 201 if answered else 202)
 
 
 @router.get("", response_model=JobPage)
@@ -85,13 +86,13 @@ async def list_jobs(
     found, total, following = here.board.page(
         None if every else wanted, after=after, limit=limit, newest_first=order == "newest"
     )
-    items = b",".join([card.brief for card in found])
+    items = b",".join([card.brief(who) for card in found])
     return json_response(b'{"items":[%b],"total":%d,"next":%b}' % (items, total, encode(following)))
 
 
 @router.get("/{job_id}", response_model=JobBody)
 async def describe(job_id: Id, here: Here, who: Who) -> Response:
-    return _whole(here.job(job_id, who))
+    return _whole(here, here.job(job_id, who), who)
 
 
 @router.delete("/{job_id}", response_model=JobBody)
@@ -99,11 +100,11 @@ async def cancel(job_id: Id, here: Here, who: Who) -> Response:
     """End it now. Cancelling twice is no error."""
     job = here.job(job_id, who)
     if job.state.phase is JobPhase.CANCELLED:
-        return _whole(job)
+        return _whole(here, job, who)
     _check_live(job)
     await here.asker.ask(Op.CANCEL, who, target=job_id)
     await here.hub.until(lambda: _phase(here, job_id) is not job.state.phase, 1.0)
-    return _whole(here.job(job_id, who))
+    return _whole(here, here.job(job_id, who), who)
 
 
 @router.post("/{job_id}/resize", response_model=JobBody)
@@ -120,7 +121,7 @@ async def resize(job_id: Id, ask: ResizeAsk, here: Here, who: Who) -> Response:
         )
     await here.asker.ask(Op.RESIZE, who, target=job_id, number=ask.workers)
     await here.hub.until(lambda: here.job(job_id, who).state.pinned == ask.workers, 1.0)
-    return _whole(here.job(job_id, who))
+    return _whole(here, here.job(job_id, who), who)
 
 
 def _phase(here: Context, job_id: str) -> JobPhase | None:
@@ -147,8 +148,12 @@ async def job_events(
     job = here.job(job_id, who)
     begin = int(last_event_id) if last_event_id is not None else after
     if follow:
-        pieces = job_stream(here.hub, here.parts.state, lambda: here.parts.mirror.job(job.id), begin)
-        return EventStream(pieces, here.hub, lambda: here.doorkeeper.still_knows(who))
+
+        def show(now: Job) -> dict[str, Any]:
+            return here.whole(now, who)
+
+        pieces = job_stream(here.hub, here.parts.state, lambda: here.parts.mirror.job(job.id), begin, show)
+        return EventStream(pieces, here.hub, who, lambda: here.doorkeeper.still_knows(who))
     path = files.events_path(here.parts.state, job.id)
     found = await asyncio.to_thread(files.read_lines, path, begin, limit)
     items = [event for line in found.lines if (event := files.parse(line)) is not None]
@@ -183,7 +188,8 @@ async def logs(
         return json_response(encode({"worker": None, "workers": [], "lines": [], "next": 0, "ended": ended}))
     path = files.log_path(here.parts.state, job.id, chosen)
     begin = after if after is not None else await asyncio.to_thread(files.tail_start, path, limit)
-    found = await asyncio.to_thread(files.read_lines, path, begin, limit, written=ended)
+    over = ended and not (job.seen and job.seen.slots)  # nobody is there who could end a line
+    found = await asyncio.to_thread(files.read_lines, path, begin, limit, over=over)
     lines = [line.decode("utf-8", "replace") for line in found.lines]
     plain = {"worker": chosen, "workers": names, "lines": lines, "next": found.next, "ended": ended and found.at_end}
     return json_response(encode(plain))

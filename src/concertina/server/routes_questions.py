@@ -37,8 +37,8 @@ async def why(job_id: Annotated[str, Path(pattern=JOB_ID)], here: Here, who: Who
             {
                 "job": job_id,
                 "phase": job.state.phase.value,
-                "why": found.sentence,
-                "reason": job.state.reason,
+                "why": here.told(found.sentence, who),
+                "reason": here.told(job.state.reason, who),
                 "start": _band(eta.start if eta else None),
                 "end": _band(eta.end if eta else None),
                 "runs": eta.runs if eta else 0,
@@ -57,7 +57,7 @@ async def quote(ask: JobAsk, here: Here, who: Who) -> Response:
     except ApiError:
         raise
     except ConcertinaError as error:
-        raise ApiError(409, "no_quote", str(error), "") from None
+        raise ApiError(409, "no_quote", here.told(str(error), who), "") from None
     return json_response(encode(_offer(offer, here, who)))
 
 
@@ -65,7 +65,7 @@ def _offer(offer: Offer, here: Context, who: Caller) -> dict[str, Any]:
     found = offer.quote
     return {
         "taken": found.taken,
-        "reason": found.reason,
+        "reason": here.told(found.reason, who),
         "earliest_s": finite(found.earliest_s),
         "start": _band(found.start),
         "end": _band(found.end),

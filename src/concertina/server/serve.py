@@ -1,15 +1,18 @@
 """Runs the application on a socket that is bound: uvicorn in the calling thread, an end that waits for nobody."""
 
+import asyncio
 import socket
 import sys
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from concertina.server.context import Context
 
 SWITCH_SECONDS = 0.0005
 MOST_CONNECTIONS = 1000
+QUIET_SECONDS = 30.0  # that a connection may be without a whole request
 STOP_SECONDS = 3  # that answers in progress may take
 
 
@@ -19,13 +22,14 @@ class Server:
     def __init__(self, app: FastAPI, sock: socket.socket) -> None:
         config = uvicorn.Config(
             app,
+            http=_Impatient,
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
             ws="none",
             lifespan="on",
-            timeout_keep_alive=30,
+            timeout_keep_alive=int(QUIET_SECONDS),
             limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=STOP_SECONDS,
             h11_max_incomplete_event_size=64 * 1024,
@@ -45,6 +49,32 @@ class Server:
 
     def stop(self) -> None:
         self._server.should_exit = True
+
+
+class _Impatient(H11Protocol):
+    """Ends connections on which no request comes. uvicorn waits for the first one, and for the rest of each, for ever:
+    whoever opened as many as it takes would keep everybody else out, without any token."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._quiet_since = self.loop.time()
+        self._look = self.loop.call_later(QUIET_SECONDS, self._end_if_quiet)
+
+    def on_response_complete(self) -> None:
+        self._quiet_since = self.loop.time()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._look.cancel()
+        super().connection_lost(exc)
+
+    def _end_if_quiet(self) -> None:
+        answers = self.cycle is not None and not self.cycle.response_complete
+        left = QUIET_SECONDS if answers else self._quiet_since + QUIET_SECONDS - self.loop.time()
+        if left > 0:
+            self._look = self.loop.call_later(left, self._end_if_quiet)
+        else:
+            self.transport.close()
 
 
 class _Uvicorn(uvicorn.Server):

@@ -4,12 +4,16 @@ const TOKEN = "concertina-token";
 const PATIENCE_MS = 20000;
 let askForToken = async () => null;
 let asking = null;
+let declined = false; // "Not now": until somebody asks for the question
 let ahead = 0; // seconds that the server's clock is ahead of ours
 
 export const now = () => Date.now() / 1000 + ahead;
 
 /** What to do when the server wants a token: `ask(sentence)` resolves to one, or to null. */
 export function onUnauthorized(ask) { askForToken = ask; }
+
+/** The next refusal leads to the question for a token again. */
+export function askAgain() { declined = false; }
 
 const token = () => sessionStorage.getItem(TOKEN) || "";
 
@@ -35,9 +39,11 @@ function headers(more) {
 
 async function newToken(refused, used) {
   if (token() !== used) return true; // somebody has just given one
+  if (declined) return false;
   asking ||= askForToken(refused.message, Boolean(used)).finally(() => { asking = null; });
   const given = await asking;
-  if (given === null) return false;
+  declined = given === null;
+  if (declined) return false;
   sessionStorage.setItem(TOKEN, given);
   return true;
 }

@@ -5,7 +5,7 @@ import { sentence, toast } from "./dialogs.js";
 import { el, fill } from "./dom.js";
 import { known } from "./live.js";
 import { loading } from "./parts.js";
-import { away, clock, duration, moment, plural, split } from "./words.js";
+import { away, clock, duration, moment, plural, split, written } from "./words.js";
 
 const kept = {}; // what was written, while the page is open
 
@@ -55,17 +55,19 @@ export function show(main) {
       el("button.primary", { value: "quote" }, "What if?"),
       el("button", { value: "submit", id: "submit-now" }, "Submit")));
   let once = onceKey();
+  let unsure = null; // what was submitted without hearing what came of it: "2h" from then, not from now
   form.addEventListener("input", (event) => {
     const { name, type, checked, value } = event.target;
     kept[name] = type === "checkbox" ? checked : value;
     event.target.setCustomValidity("");
     once = onceKey(); // something else is asked for now
+    unsure = null;
   });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const submit = event.submitter?.value === "submit";
     let body;
-    try { body = request(form); } catch (error) {
+    try { body = (submit && unsure) || request(form); } catch (error) {
       form.elements.deadline.setCustomValidity(sentence(error.message));
       form.elements.deadline.reportValidity();
       return;
@@ -76,8 +78,9 @@ export function show(main) {
     try {
       if (submit) await submitted(answer, await post("jobs", body, { "Idempotency-Key": once }), form);
       else fill(answer, verdict(await post("quote", body), body, form));
-      if (submit) once = onceKey();
+      if (submit) { once = onceKey(); unsure = null; }
     } catch (error) {
+      if (submit) unsure = error.status === 0 || error.status >= 500 ? body : null;
       fill(answer, el(".card.verdict", { "data-level": "late" }, el("h2", {}, submit ? "Not submitted" : "No answer"), el("p", {}, sentence(error.message)), error.hint ? el("p.hint", {}, sentence(error.hint)) : null));
     } finally {
       buttons.forEach((button) => { button.disabled = false; });
@@ -99,7 +102,7 @@ function earliest(at, form) {
   // A little later than the earliest: time passes between the answer and the submission.
   const use = () => {
     const due = form.elements.deadline;
-    due.value = new Date(Math.ceil(at + 0.02 * (at - now()) + 5) * 1000 - new Date().getTimezoneOffset() * 60000).toISOString().slice(0, 19);
+    due.value = written(Math.ceil(at + 0.02 * (at - now()) + 5));
     due.dispatchEvent(new Event("input", { bubbles: true }));
     due.focus();
   };

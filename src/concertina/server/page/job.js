@@ -192,7 +192,7 @@ function metrics(path, id) {
   const stop = every(3, async () => {
     if (complete && !live) return;
     data = await get(`${path}/metrics`);
-    complete = !live;
+    complete = !live && data.complete;
     draw();
   });
   whole.update = (job) => { live = !ENDED.has(job.phase); };

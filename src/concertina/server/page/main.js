@@ -1,8 +1,8 @@
 // Starts the page: which view is shown, the header, the keys. Views export `show(main, argument)` and return what ends them.
 
-import { now, onUnauthorized } from "./api.js";
+import { askAgain, now, onUnauthorized } from "./api.js";
 import { slotBellows } from "./bellows.js";
-import { askToken, help } from "./dialogs.js";
+import { askToken, help, sentence } from "./dialogs.js";
 import { el, fill, shows, text } from "./dom.js";
 import { follow, known, onChange, onMove, retry, running, waiting } from "./live.js";
 import { phase, plural } from "./words.js";
@@ -29,7 +29,7 @@ function route() {
     if (link.dataset.view === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  const argument = decodeURIComponent(hash.match(pattern)?.[1] || "");
+  const argument = decoded(hash.match(pattern)?.[1] || "");
   fill(main);
   main.dataset.shows = view === job ? "job" : name;
   leave = view.show(main, argument) || (() => {});
@@ -38,6 +38,11 @@ function route() {
   scrollTo(0, 0);
   if (!first) main.focus({ preventScroll: true });
   first = false;
+}
+
+/** As it stands, if it was not encoded. */
+function decoded(part) {
+  try { return decodeURIComponent(part); } catch { return part; }
 }
 
 // The header: how the cluster is, and whether what is shown is still true.
@@ -77,7 +82,7 @@ function header() {
 
 const link = document.getElementById("link");
 const trouble = document.getElementById("trouble");
-link.addEventListener("click", retry);
+link.addEventListener("click", () => { askAgain(); retry(); });
 
 function connection() {
   const { state, retryAt, error } = known.link;
@@ -92,6 +97,7 @@ function connection() {
 
 function complaint(state, error) {
   if (state === "away") {
+    if (error?.status === 401) return `${sentence(error.message)} Press “reconnecting” at the top to give a token.`;
     const why = error && error.status ? error.message : "The server does not answer";
     if (known.ready) return `${why}. What you see is from before; running jobs go on without it. Start it again with: concertina up`;
     return `${why}. Start it with: concertina up, or check the address.`;

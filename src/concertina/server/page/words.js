@@ -92,10 +92,9 @@ export function slack(job, now) {
 export function moment(written, now) {
   const said = written.trim().toLowerCase();
   if (!said) return null;
-  const parts = [...said.matchAll(/(\d+(?:\.\d+)?)\s*(d|h|min|m|s)[a-z]*/g)];
+  const parts = [...said.matchAll(/(\d+(?:\.\d+)?)\s*(?:(d)(?:ays?)?|(h)(?:(?:ou)?rs?)?|(m)(?:in(?:ute)?s?)?|(s)(?:ec(?:ond)?s?)?)(?![a-z])/g)];
   if (parts.length && parts.map((p) => p[0]).join("").replace(/\s/g, "") === said.replace(/\s/g, "")) {
-    const unit = { d: DAY, h: HOUR, min: MINUTE, m: MINUTE, s: 1 };
-    return now + parts.reduce((sum, [, n, u]) => sum + Number(n) * unit[u], 0);
+    return now + parts.reduce((sum, [, n, d, h, m]) => sum + Number(n) * (d ? DAY : h ? HOUR : m ? MINUTE : 1), 0);
   }
   const hours = said.match(/^(\d{1,2}):(\d{2})$/);
   if (hours && hours[1] < 24 && hours[2] < 60) {
@@ -105,8 +104,14 @@ export function moment(written, now) {
     return at.getTime() / 1000;
   }
   const date = Date.parse(written.trim());
-  if (Number.isNaN(date) || !/^\d{4}-/.test(said)) throw new RangeError(`"${written}" is no time: write 2h, 90 min, 18:00 or 2026-12-01T18:00`);
+  if (Number.isNaN(date) || !/^\d{4}-\d{2}-\d{2}[t ]/.test(said)) throw new RangeError(`"${written}" is no time: write 2h, 90 min, 18:00 or 2026-12-01T18:00`);
   return date / 1000;
+}
+
+/** A moment as `moment` reads it, by the clock of this place on that day. */
+export function written(at) {
+  const there = new Date(at * 1000);
+  return new Date(there.getTime() - there.getTimezoneOffset() * MINUTE * 1000).toISOString().slice(0, 19);
 }
 
 /** Arguments of a command, with quotes as a shell has them; nothing is expanded. */
