@@ -347,6 +347,15 @@ def test_an_epoch_that_was_resumed_in_its_middle_says_nothing_of_the_work() -> N
     assert book.total_steps == 100
 
 
+def test_the_speed_of_short_steps_is_taken_over_a_while() -> None:
+    """On busy cores, steps of milliseconds come in bursts: there is no usual one."""
+    meter, at = SpeedMeter({}), 0.0
+    for number in range(1, 2000):
+        at += 0.050 if number % 25 == 0 else 0.002
+        meter.stepped(number, at, 1)
+    assert meter.speeds[1] == pytest.approx(25 / (24 * 0.002 + 0.050), rel=0.1)
+
+
 def test_what_was_measured_on_other_devices_is_forgotten() -> None:
     meter = SpeedMeter({2: 5.0})
     for number in range(1, 12):

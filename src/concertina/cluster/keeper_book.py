@@ -7,9 +7,10 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
-RECENT = 32  # steps that a speed is taken from
+RECENT = 32  # measurements that a speed is taken from: single steps, or as many as take this long together
+SHORTEST_S = 0.1
 WARM_UP = 3  # steps after a change that say nothing about speed
-FEWEST = 5  # gaps between steps that make a speed
+FEWEST = 5  # measurements that make a speed
 MOST_STEPS = 10**15  # that a job can be believed to make: whatever a script says is reckoned with
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
@@ -24,8 +25,9 @@ class SpeedMeter:
 
     def __init__(self, speeds: Mapping[int, float]) -> None:
         self.speeds = dict(speeds)  # what was measured before holds until it is measured again
-        self._gaps: dict[int, deque[float]] = {}
+        self._gaps: dict[int, deque[float]] = {}  # seconds per step, by number of workers
         self._last: tuple[int, float] | None = None
+        self._open = (0, 0.0)  # steps of a measurement that goes on, and the seconds they took
         self._skip = WARM_UP
 
     def forget(self) -> None:
@@ -36,7 +38,7 @@ class SpeedMeter:
 
     def disturbed(self) -> None:
         """Something happens beside training: the next steps are not usual ones."""
-        self._last, self._skip = None, WARM_UP
+        self._last, self._skip, self._open = None, WARM_UP, (0, 0.0)
 
     def stepped(self, step: int, at: float, workers: int) -> None:
         last, self._last = self._last, (step, at)
@@ -45,8 +47,13 @@ class SpeedMeter:
         if self._skip:
             self._skip -= 1
             return
+        steps, seconds = self._open[0] + 1, self._open[1] + at - last[1]
+        self._open = (steps, seconds)
+        if seconds < SHORTEST_S:
+            return
+        self._open = (0, 0.0)
         gaps = self._gaps.setdefault(workers, deque(maxlen=RECENT))
-        gaps.append(at - last[1])
+        gaps.append(seconds / steps)
         if len(gaps) >= FEWEST:
             self.speeds[workers] = round(1.0 / median(gaps), 4)
 
