@@ -77,6 +77,8 @@ REFUSED = {
         "an IterableDataset has no sample order",
     ),
     "a sampler of one's own": (PREPARED + "session.loader(data, sampler=[1])", "session.loader does not take sampler"),
+    "a misspelt option": (PREPARED + "session.loader(data, batchsize=3)", "batchsize: did you mean batch_size?"),
+    "epochs in words": (PREPARED + "for _ in session.epochs('3'): pass", "session.epochs('3') needs a whole number"),
     "SyncBatchNorm": (
         prepare("nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)))"),
         "1 is a SyncBatchNorm",

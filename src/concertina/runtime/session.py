@@ -4,12 +4,15 @@ import contextlib
 import operator
 import os
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from fractions import Fraction
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader
 
 from concertina.core.batch_scaling import Scaling
 from concertina.core.env import WorkerEnv
@@ -204,11 +207,12 @@ class Session:
 
         Further keyword arguments are DataLoader's. `set_epoch` is called for every epoch of `session.epochs`.
         """
-        unknown = set(options) - set(LoaderOptions.__dataclass_fields__)
+        unknown = sorted(set(options) - set(LoaderOptions.__dataclass_fields__))
         if unknown:
-            raise UsageError(
-                f"session.loader does not take {', '.join(sorted(unknown))}: it makes sampler, batches and seeds itself"
-            )
+            misspelt = [name for name in unknown if name not in signature(DataLoader).parameters]
+            meant = get_close_matches(misspelt[0], LoaderOptions.__dataclass_fields__, 1) if misspelt else []
+            why = f"did you mean {meant[0]}?" if meant else "it makes sampler, batches and seeds itself"
+            raise UsageError(f"session.loader does not take {', '.join(unknown)}: {why}")
         if self._prepared.arrays:
             options.setdefault("collate_fn", arrays.stack)
         settings = LoaderOptions(
@@ -291,7 +295,11 @@ class Session:
         """Epoch numbers up to `count`; after a restart, from the epoch that was under way."""
         if self._loop is None:
             raise UsageError("call session.prepare(model, optimizer, ...) before session.epochs()")
-        return self._loop.epochs(count)
+        try:
+            whole = operator.index(count)
+        except TypeError:
+            raise UsageError(f"session.epochs({count!r}) needs a whole number of epochs") from None
+        return self._loop.epochs(whole)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
