@@ -155,7 +155,7 @@ def test_a_job_that_ended_while_it_was_measured_does_not_hide_a_deadline_it_miss
 
 def test_ctrl_c_while_a_job_is_measured_says_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     class Interrupted:
-        def get_job(self, name: str) -> dict[str, Any]:
+        def follow_job(self, job_id: str) -> dict[str, Any]:
             raise KeyboardInterrupt
 
     for wait in (until_decided, until_over):

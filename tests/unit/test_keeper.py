@@ -356,6 +356,17 @@ def test_the_speed_of_short_steps_is_taken_over_a_while() -> None:
     assert meter.speeds[1] == pytest.approx(25 / (24 * 0.002 + 0.050), rel=0.1)
 
 
+def test_a_few_short_steps_make_a_speed_where_there_is_none() -> None:
+    meter = SpeedMeter({2: 5.0})
+    for number in range(1, 12):
+        meter.stepped(number, number * 0.002, 1)
+    assert meter.speeds == {2: 5.0, 1: pytest.approx(500.0)}
+    meter.disturbed()
+    for number in range(12, 24):
+        meter.stepped(number, number * 0.002, 2)
+    assert meter.speeds[2] == 5.0, "what was measured before holds until there is as good a measurement"
+
+
 def test_what_was_measured_on_other_devices_is_forgotten() -> None:
     meter = SpeedMeter({2: 5.0})
     for number in range(1, 12):

@@ -28,12 +28,14 @@ class SpeedMeter:
         self._gaps: dict[int, deque[float]] = {}  # seconds per step, by number of workers
         self._last: tuple[int, float] | None = None
         self._open = (0, 0.0)  # steps of a measurement that goes on, and the seconds they took
+        self._all: dict[int, tuple[int, float]] = {}  # the same of all steps, where there is no speed yet
         self._skip = WARM_UP
 
     def forget(self) -> None:
         """Other devices: what was measured says nothing about them."""
         self.speeds.clear()
         self._gaps.clear()
+        self._all.clear()
         self.disturbed()
 
     def disturbed(self) -> None:
@@ -47,15 +49,21 @@ class SpeedMeter:
         if self._skip:
             self._skip -= 1
             return
-        steps, seconds = self._open[0] + 1, self._open[1] + at - last[1]
-        self._open = (steps, seconds)
-        if seconds < SHORTEST_S:
-            return
-        self._open = (0, 0.0)
         gaps = self._gaps.setdefault(workers, deque(maxlen=RECENT))
-        gaps.append(seconds / steps)
+        self._open = steps, seconds = _later(self._open, at - last[1])
+        if seconds >= SHORTEST_S:
+            gaps.append(seconds / steps)
+            self._open = (0, 0.0)
         if len(gaps) >= FEWEST:
             self.speeds[workers] = round(1.0 / median(gaps), 4)
+        elif workers in self._all or workers not in self.speeds:  # a job of a second has a speed, too
+            self._all[workers] = steps, seconds = _later(self._all.get(workers, (0, 0.0)), at - last[1])
+            if steps >= FEWEST:
+                self.speeds[workers] = round(steps / seconds, 4)
+
+
+def _later(so_far: tuple[int, float], gap: float) -> tuple[int, float]:
+    return so_far[0] + 1, so_far[1] + gap
 
 
 class JobBook:

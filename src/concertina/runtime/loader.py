@@ -187,13 +187,17 @@ class Pass:
         if self._loop.member.is_main:
             self.account()
         else:
-            self._loop.story.owe_samples(self._account_up_to(self._loader.index))
+            self.stand_by()
         self._loader.feed.close()
         self._loop.leave_pass()
 
     def account(self, end: int | None = None) -> None:
         """Reports the batches that counted since this worker came into this pass, for all virtual workers."""
         self._loop.story.events.emit("samples", **self._account_up_to(self._loader.index if end is None else end))
+
+    def stand_by(self) -> None:
+        """Is ready to report in the place of the main worker."""
+        self._loop.story.owe_samples(self._account_up_to(self._loader.index))
 
     def _account_up_to(self, end: int) -> dict[str, Any]:
         """Virtual workers all have equally many batches. `round` says at which round of the job the first was trained

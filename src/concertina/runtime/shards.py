@@ -232,6 +232,9 @@ class ShardPass(Pass):
     def account(self, end: int | None = None) -> None:
         """There are no samples to count by index; the books say that all were trained once."""
 
+    def stand_by(self) -> None:
+        """So there is nothing to report in the place of another."""
+
     def end(self, completed: bool) -> None:
         stream = self._loader.feed.stream  # type: ignore[attr-defined]
         if completed and self._loop.member.is_main:
