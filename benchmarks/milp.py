@@ -201,7 +201,7 @@ class Believed(Noise):
 class SlowGrowth(OverheadModel):
     """15 s for a start and for each enlargement (5.5); shrinking costs nothing."""
 
-    def pause(self, *, before: int, after: int, first: bool, cluster: int, round_number: int) -> float:
+    def pause(self, *, before: int, after: int, **_: object) -> float:
         """What it costs to go from `before` to `after` devices in this round."""
         return 15.0 if after > before else 0.0
 

@@ -13,6 +13,7 @@ from concertina.policies.scaling_curve import ThroughputRow, ThroughputTable
 from concertina.policies.table import Table
 from concertina.simulator.metrics import JobOutcome, Result
 from concertina.simulator.noise import JobCancelled, JobCrashed, NodeLost, NodeReturned, Noise
+from concertina.simulator.overhead import OverheadModel
 from concertina.simulator.recorder import Record
 from concertina.simulator.run import simulate
 
@@ -80,6 +81,22 @@ def test_overhead_stops_progress_but_holds_the_devices() -> None:
     assert found["b"].end_s == 10 + 5 + 20
     assert found["a"].end_s == 5 + 100 + 25 + 5  # launched, ran 5, preempted for 25, resumed
     assert found["a"].device_s == 4 * (10 + 5 + 95)
+
+
+@pytest.mark.parametrize("launch", [0.0, 3.0])
+def test_a_job_trains_on_while_it_grows(launch: float) -> None:
+    rows = [
+        ThroughputRow(model="m", batch_size=8, device_type="gpu", workers=n, iterations_per_s=float(n)) for n in (1, 2)
+    ]
+    jobs = [
+        job("a", 0, 1, 0, work=100.0, model="m", batch_size=8),
+        job("b", 10, 1, 0, work=20.0, model="m", batch_size=8),
+    ]
+    costs = OverheadModel(name="measured", launch_s=launch, grow_s=4.0)
+    found = by_id(run(jobs, "1x2", policy="elastic-fifo", throughput=ThroughputTable(rows=tuple(rows)), overhead=costs))
+    shared = 2 * (10 - launch) + 20 + launch  # on both, then on one at no cost, until b has come and gone
+    assert found["b"].end_s == 30 + launch
+    assert found["a"].end_s == pytest.approx(30 + launch + 4 + (100 - shared - 4) / 2)
 
 
 def test_an_elastic_policy_runs_at_the_speed_of_the_curve() -> None:

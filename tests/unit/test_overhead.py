@@ -7,7 +7,7 @@ import math
 import pytest
 
 from concertina.core.errors import UnknownNameError
-from concertina.simulator.overhead import OVERHEADS, overhead_named
+from concertina.simulator.overhead import OVERHEADS, OverheadModel, overhead_named
 
 
 def pause(name: str | float, **how: object) -> float:
@@ -32,6 +32,17 @@ def test_models_tell_rescaling_from_resuming_from_launching() -> None:
     assert pause("concertina", before=0, first=True) == 0
     assert pause("elan") < pause("stop-resume")
     assert pause("instant") == 0
+
+
+def test_who_trains_on_while_it_grows_loses_only_what_is_to_come() -> None:
+    model = OverheadModel(name="m", grow_s=8.0, launch_s=20.0)
+
+    def cost(**how: float) -> float:
+        return model.pause(before=4, after=8, first=False, cluster=8, round_number=1, **how)
+
+    assert cost(kept=0.75) == 2.0
+    assert cost(kept=1.5) == 0.0
+    assert cost(kept=0.75, rest=5.0) == 5.0, "a start under way is not over sooner"
 
 
 def test_a_number_is_a_model() -> None:

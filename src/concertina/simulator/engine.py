@@ -247,7 +247,7 @@ class Simulation:
         recorder.running -= 1
         recorder.waiting += 1
         recorder.efficiency -= self._efficiency(row)
-        note.workers_last = held
+        note.workers_last, note.speed_last = held, float(table.column("speed")[row])
         note.since_s = table.now
         self.stretch[key] += 1
         self.cluster.give_back(row)
@@ -277,6 +277,8 @@ class Simulation:
             first=first,
             cluster=self.devices,
             round_number=self.rounds,
+            kept=note.speed_last / (self.cluster.speed_of(row) or 1.0),
+            rest=float(table.column("resume")[row]) - table.now,
         )
         self._go(row, pause)
         if change.before:

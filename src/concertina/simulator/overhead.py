@@ -18,6 +18,8 @@ class OverheadModel:
     name: str
     rescale_s: float = 0.0
     """Growing, shrinking or moving while running."""
+    grow_s: float = 0.0
+    """Until further devices take part. The job trains on meanwhile, and a start under way goes on."""
     resume_s: float = 0.0
     """Starting again after all devices were taken away."""
     launch_s: float = 0.0
@@ -34,11 +36,29 @@ class OverheadModel:
     everyone: bool = False
     """Whether each round costs every running job this much, changed or not."""
 
-    def pause(self, *, before: int, after: int, first: bool, cluster: int, round_number: int) -> float:
-        """What it costs to go from `before` to `after` devices in this round."""
+    def pause(
+        self,
+        *,
+        before: int,
+        after: int,
+        first: bool,
+        cluster: int,
+        round_number: int,
+        kept: float = 1.0,
+        rest: float = 0.0,
+    ) -> float:
+        """What it costs to go from `before` to `after` devices in this round.
+
+        `kept` is the share of its new speed that the job has had so far, `rest` what is left of the pause it is in.
+        """
         if after == 0:
             return 0.0
-        base = self.rescale_s if before else (self.launch_s if first else self.resume_s)
+        if not before:
+            base = self.launch_s if first else self.resume_s
+        elif self.grow_s:
+            base = max(self.rescale_s + self.grow_s * max(1.0 - kept, 0.0), rest)
+        else:
+            base = self.rescale_s
         return base + self.extra(after, cluster=cluster, round_number=round_number)
 
     def extra(self, devices: int, *, cluster: int, round_number: int) -> float:

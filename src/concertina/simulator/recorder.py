@@ -26,7 +26,7 @@ class JobNotes:
 
     __slots__ = (
         "alone_s", "contention_0", "device_s", "end_s", "fair_share", "phase", "preemptions",
-        "queue_s", "reason", "rescales", "since_s", "spec", "start_s", "workers_last",
+        "queue_s", "reason", "rescales", "since_s", "spec", "speed_last", "start_s", "workers_last",
     )  # fmt: skip
 
     def __init__(self, spec: JobSpec, alone_s: float) -> None:
@@ -35,7 +35,7 @@ class JobNotes:
         self.phase = JobPhase.SUBMITTED
         self.start_s: float | None = None
         self.end_s: float | None = None
-        self.queue_s = self.device_s = self.fair_share = self.contention_0 = 0.0
+        self.queue_s = self.device_s = self.fair_share = self.contention_0 = self.speed_last = 0.0
         self.since_s = spec.submit_s
         self.rescales = self.preemptions = self.workers_last = 0
         self.reason = ""
