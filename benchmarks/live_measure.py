@@ -79,9 +79,9 @@ def _walk(url: str, watcher: Watcher, script: str, slots: int, folder: Path, pac
 
 
 def _launch_s(state: Path, job: Any) -> float:
-    """From the grant to the first step."""
-    first = next(e["time"] for e in read_events(state, job.id) if e["event"] == "step")
-    return float(first - job.state.first_start_s)
+    """From the grant until it trains. (The first step is told of when the second one is complete.)"""
+    trains = next(e["time"] for e in read_events(state, job.id) if e["event"] == "training")
+    return float(trains - job.state.first_start_s)
 
 
 def _grows_s(state: Path, job: Any) -> list[float]:

@@ -25,9 +25,9 @@ class Costs:
     """What starting costs, as measured on the live cluster before the run, in seconds."""
 
     launch_s: float
-    """From the grant to the first step of a job that starts."""
+    """From the grant of slots until a job that starts trains on them."""
     grow_s: float
-    """From the grant of more slots to the first step on them; the job trains on meanwhile."""
+    """From the grant of further slots until it trains on them, too; meanwhile it trains on those it has."""
 
 
 def overhead_of(costs: Costs) -> OverheadModel:

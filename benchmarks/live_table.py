@@ -39,8 +39,8 @@ def _measured(found: Mapping[str, Any]) -> str:
     )
     costs = found["costs"]
     return (
-        f"Measured before the run: {costs['launch_s']:.1f} s from the grant of slots to the first step of a job, "
-        f"{costs['grow_s']:.1f} s from the\ngrant of further slots to the first step on them; steps/s by workers: "
+        f"Measured before the run: {costs['launch_s']:.1f} s from the grant of slots until a job trains, "
+        f"{costs['grow_s']:.1f} s from the\ngrant of further slots until it trains on them, too; steps/s by workers: "
         f"{speeds}. Load of the machine before: {found['load']:.1f}."
     )
 
