@@ -163,14 +163,15 @@ class Boundary:
 
     def stop_asked(self) -> None:
         """The script has asked for the end of training; the others hear it in the next meeting, or find it here."""
-        desk = self._member.desk
-        desk.stop_asked = desk.stop_asked or self._course.step + 1
+        desk, engine = self._member.desk, self._member.engine
+        undecided = engine.turn is not None and self._elastic.agreement is None  # whether this round counts
+        desk.stop_asked = desk.stop_asked or max(engine.point + undecided, 1)
 
     def recover(self) -> None:
         """Goes on without those who are gone."""
         elastic, current = self._elastic, self._course.current
-        lost, desks = elastic.generation.fabric.lost, elastic.generation.desks
-        self._story.events.emit("recovering", step=self._course.step, lost=list(lost))
+        desks = elastic.generation.desks
+        self._story.events.emit("recovering", step=self._course.step, lost=list(elastic.generation.fabric.lost))
         self._story.tell_owed()
         if current is not None:
             current.account(elastic.point_batch)  # for all, since those who are gone cannot
@@ -178,8 +179,9 @@ class Boundary:
             elastic.recover(current)
         except EndOfRun as end:  # the others have long gone on without this worker
             self._leave(end)
-        if any(0 < desks[worker].stop_asked <= self._course.step for worker in lost):
-            self._wishes.now[STOP] = 1  # in a step that counts, so nobody will ask again
+        gone = desks.keys() - set(elastic.generation.formation.members)
+        if any(0 < desks[worker].stop_asked <= self._member.engine.point for worker in gone):
+            self._wishes.now[STOP] = 1  # in a round that counts, so nobody will ask again
         self.scale_to_workers()
         if current is not None:
             current.rewind(elastic.point_batch)

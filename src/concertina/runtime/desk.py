@@ -153,12 +153,12 @@ class Desk:
 
     @property
     def stop_asked(self) -> int:
-        """The step in which this worker's script first asked for the end of training; 0 if it has not."""
+        """The recovery point from which on this worker's script has asked for the end of training; 0 if it has not."""
         return self.words[_STOP]
 
     @stop_asked.setter
-    def stop_asked(self, step: int) -> None:
-        self.words[_STOP] = step
+    def stop_asked(self, point: int) -> None:
+        self.words[_STOP] = point
         self.segment.push(8 * _STOP, 8)
 
     # -- what a follower needs of a step -----------------------------------------------------------------------------

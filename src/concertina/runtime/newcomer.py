@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from concertina.runtime.catch_up import CatchUp
 from concertina.runtime.course import Course
+from concertina.runtime.data import Feed
 from concertina.runtime.follow import Follower
 from concertina.runtime.member import Member
 from concertina.runtime.rehearsal import rehearse
@@ -43,8 +44,8 @@ class Newcomer:
         events.emit("synced", replayed=catch_up.replayed, differing=catch_up.differing, **follower.told)
 
     def rehearse(self, loader: "SessionLoader") -> Iterator[Any]:
-        """Once, in the loop over the data that it comes to first."""
-        if self._rehearsed:
+        """Once, in the loop over data with an order that it comes to first."""
+        if self._rehearsed or not isinstance(loader.feed, Feed):
             return
         self._rehearsed = True
         yield from rehearse(self._member.engine, loader.feed)
