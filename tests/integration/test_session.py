@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,14 @@ def test_a_script_means_the_same_at_any_size(what: str, script, backend: LocalBa
         assert equal(got, wanted), f"{workers} workers, {changes or 'fixed'}"
 
 
+def test_layers_may_be_frozen_for_an_evaluation_right_after_a_change(script, backend, tmp_path: Path) -> None:
+    evaluation = "model.requires_grad_(False)\n    for x, y in loader:\n        with torch.no_grad(): model(x)\n"
+    text = job(after=f"{evaluation}    model.requires_grad_(True)")
+    _, wanted = result(text, script, backend, tmp_path, 4)
+    _, got = result(text, script, backend, tmp_path, 1, "4=2,8=1")
+    assert equal(got, wanted)
+
+
 def test_a_checkpoint_asked_for_by_any_virtual_worker_is_written_and_resumes(
     script, backend: LocalBackend, tmp_path: Path
 ) -> None:
@@ -130,13 +139,23 @@ def test_a_checkpoint_asked_for_by_one_that_leaves_is_written(script, backend: L
     assert json.loads((saved / "manifest.json").read_text())["step"] == 3
 
 
+DIES = "import os; session.workers == 2 and os.kill(os.getpid(), 9)"
+
+
+def test_a_stop_between_two_epochs_outlives_the_worker_that_asked_for_it(script, backend, tmp_path: Path) -> None:
+    text = job(after=f"if session.is_main and epoch == 0: session.stop('enough'); {DIES}")
+    _, wanted = result(text, script, backend, tmp_path, 1)
+    _, got = result(text, script, backend, tmp_path, 2)
+    assert wanted["step"] < 12
+    assert equal(got, wanted)
+
+
 def test_a_stop_outlives_the_worker_that_asked_for_it(script, backend: LocalBackend, tmp_path: Path) -> None:
     """Once in the step that it is lost in, and that is run again; once in the one before."""
-    dies = "import os; session.workers == 2 and os.kill(os.getpid(), 9)"
     for asked in (4, 5):
         text = job(f"if session.rank == 3 and session.step == {asked}: session.stop('enough')")
         text = text.replace(
-            "        loss = ", f"        if session.rank == 3 and session.step == 5: {dies}\n        loss = "
+            "        loss = ", f"        if session.rank == 3 and session.step == 5: {DIES}\n        loss = "
         )
         (tmp_path / str(asked)).mkdir()
         _, wanted = result(text, script, backend, tmp_path / str(asked), 1)
@@ -181,6 +200,17 @@ def test_a_job_of_one_virtual_worker_may_break(script, backend: LocalBackend, tm
     text = job("if loader.index == 1: break")
     settings = RunSettings(script=script(text), args=[str(tmp_path / "x.pt")], run_dir=tmp_path / "run")
     assert run(settings, backend=backend).steps == 6
+
+
+def test_a_body_that_breaks_in_the_rehearsal_of_a_resume_loses_no_epoch(script, backend, tmp_path: Path) -> None:
+    text, saved = job("if session.rehearsing: break"), tmp_path / "saved"
+    settings = RunSettings(script=script(text), args=[str(tmp_path / "x.pt")], run_dir=tmp_path / "run")
+    whole = run(replace(settings, checkpoint_dir=saved, checkpoint_every=16), backend=backend)
+    assert whole.steps == 48, "16 an epoch"
+    wanted = torch.load(tmp_path / "x.pt")
+    again = replace(settings, resume=saved / "step-00000016", run_dir=tmp_path / "again")
+    assert run(again, backend=backend).steps == 48
+    assert equal(torch.load(tmp_path / "x.pt"), wanted)
 
 
 def test_what_a_script_started_ends_with_its_worker(script, backend: LocalBackend, tmp_path: Path) -> None:

@@ -160,7 +160,11 @@ class Loop:
     def resume_at_end(self, loader: "SessionLoader") -> Iterator[Any]:
         """A rehearsal, for what the script does with the body's variables after the loop; then what was resumed from is
         taken up once more, and the loop is over."""
-        yield from rehearse(self.engine, loader.feed)
+        try:
+            yield from rehearse(self.engine, loader.feed)
+        except GeneratorExit:  # the body has left the loop by `break`; it is over all the same
+            next(loader.start(), None)
+            raise
         yield from loader.start()
 
     # -- a newcomer's ------------------------------------------------------------------------------------------------

@@ -171,7 +171,11 @@ class VirtualEngine:
     def _choose_when_to_take(self) -> None:
         """Gradients one by one as they appear, or all at the end of a backward: cheaper where nothing could overlap,
         and where room for all of them is nothing that has to be waited for when a job shrinks to one worker.
+
+        Decided when all layers can be trained: torch hangs nothing on those that a script has frozen for a while.
         """
+        if not all(param.requires_grad for param in self.params):
+            return
         at_end = (
             isinstance(self.reducer, LocalFold)
             and not self._has_much_on_host
@@ -405,7 +409,7 @@ class VirtualEngine:
             "grads": [p.grad for p in self.params] if grads else None,
             "clears_first": clears_first,
             "frozen": [i for i, p in enumerate(self.params) if not p.requires_grad],
-            "evaluating": [name for name, module in self.model.named_modules() if not module.training],
+            "evaluating": [name for name, module in self.model.named_modules() if _evaluates(module)],
         }
 
     def load_shared_state(self, state: dict[str, Any]) -> None:
@@ -423,3 +427,8 @@ class VirtualEngine:
             for name, module in self.model.named_modules():
                 module.training = name not in evaluating
         self._stale_reducer = True
+
+
+def _evaluates(module: nn.Module) -> bool:
+    """A frozen TorchScript module has no such switch."""
+    return not getattr(module, "training", True)
