@@ -73,3 +73,20 @@ def test_what_an_optimizer_keeps_in_another_precision_comes_back_as_it_was(kind:
     ]
     for ours, theirs in zip(*kept, strict=True):
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_an_optimizer_that_writes_its_state_in_its_own_way_reads_it_too() -> None:
+    class Plain(torch.optim.SGD):
+        def state_dict(self) -> dict[str, Any]:
+            return {"rate": self.param_groups[0]["lr"]}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.param_groups[0]["lr"] = state_dict["rate"]
+
+    def made(lr: float) -> Prepared:
+        model = torch.nn.Linear(3, 2)
+        return Prepared.sort((model, Plain(model.parameters(), lr=lr)))
+
+    after = made(0.1)
+    after.load(torch.load(io.BytesIO(to_bytes(in_memory(made(0.5).state()))), weights_only=True))
+    assert after.optimizers[0].param_groups[0]["lr"] == 0.5

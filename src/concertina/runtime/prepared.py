@@ -107,7 +107,9 @@ class Prepared:
 
 def _keep_precision(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     """torch has cast what an optimizer keeps to its parameter's dtype: beside bfloat16, the product that NAdam keeps in
-    float32 has lost bits by that."""
+    float32 has lost bits by that. (An optimizer that writes its state in a way of its own reads it, too.)"""
+    if not saved.keys() >= {"state", "param_groups"}:
+        return
     params = [param for group in optimizer.param_groups for param in group["params"]]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     for param, number in zip(params, numbers, strict=True):
