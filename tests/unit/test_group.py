@@ -12,7 +12,7 @@ import torch
 from concertina.runtime import group as module
 from concertina.runtime import segments
 from concertina.runtime.fabric import Fabric, PeersLost, Post
-from concertina.runtime.group import UNANSWERED_SECONDS, Group, _each
+from concertina.runtime.group import UNANSWERED_SECONDS, Group, _each, _may_be_gloos, _what
 from concertina.runtime.wire import WireThread
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
@@ -154,3 +154,17 @@ def test_a_connection_that_has_got_the_number_of_one_of_the_groups_is_left_alone
         os.close(number)
     theirs.close()
     other.close()
+
+
+def test_what_a_script_connects_elsewhere_meanwhile_is_none_of_the_groups() -> None:
+    def own(connection: socket.socket, spans_hosts: bool = False) -> bool:
+        return _may_be_gloos((connection.fileno(), _what(connection.fileno())), spans_hosts)
+
+    local, other = socket.socketpair()
+    with local, other, socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as unbound:
+        with socket.create_connection(server.getsockname()) as near:
+            assert own(near)
+            assert own(server)
+        assert not own(local)
+        assert not own(unbound), "not on this machine's loopback"
+        assert own(unbound, spans_hosts=True)

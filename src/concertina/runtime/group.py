@@ -61,7 +61,7 @@ class Group:
             # Now, not in the first step: this connects all pairs, and a GPU's streams are made for it.
             self.pg.allreduce([torch.zeros(1, device=device)]).wait()
             self.pg._set_default_timeout(timeout)
-            self._connections, self._before = _connections() - self._before, None
+            self._connections, self._before = self._made(), None
         if fabric.spans_hosts:
             _each(self._connections, lambda connection: mind_silence(connection, UNANSWERED_SECONDS))
         if fabric.lost:
@@ -112,8 +112,12 @@ class Group:
 
     def cut(self) -> None:
         """Breaks every connection, so that nothing waits for a peer that is gone."""
-        unfinished = set() if self._before is None else _connections() - self._before
-        _each(self._connections | unfinished, _end)
+        _each(self._connections | self._made(), _end)
+
+    def _made(self) -> set[Connection]:
+        """What has been connected while the group is being built, and not by the script, as far as that shows."""
+        new = set() if self._before is None else _connections() - self._before
+        return {connection for connection in new if _may_be_gloos(connection, self._fabric.spans_hosts)}
 
     def close(self) -> None:
         """gloo's destructor takes a tenth of a second per peer; call this where nobody waits."""
@@ -123,12 +127,24 @@ class Group:
         self.pg = None
 
 
-def _each(connections: set[Connection], act: Callable[[socket.socket], None]) -> None:
+def _each(connections: set[Connection], act: Callable[[socket.socket], object]) -> list[object]:
+    found = []
     for fd, what in connections:
         with contextlib.suppress(OSError):
             if _what(fd) == what:
                 with socket.socket(fileno=os.dup(fd)) as connection:
-                    act(connection)
+                    found.append(act(connection))
+    return found
+
+
+def _may_be_gloos(connection: Connection, spans_hosts: bool) -> bool:
+    """TCP, and within this machine if the group is."""
+
+    def judge(it: socket.socket) -> bool:
+        tcp = it.family in (socket.AF_INET, socket.AF_INET6) and it.type == socket.SOCK_STREAM
+        return tcp and (spans_hosts or it.getsockname()[0].startswith("127."))
+
+    return _each({connection}, judge) == [True]
 
 
 def _end(connection: socket.socket) -> None:
