@@ -26,9 +26,7 @@ class Generation:
     step: int
     workers: int
     reason: str
-    stop_s: float = (
-        0.0  # of the gap between the last step before and the first step after, what exceeds a usual step after
-    )
+    stop_s: float = 0.0  # what the gap between the last step before and the first one after exceeds a usual one by
     phases: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -250,9 +248,14 @@ class GenerationBook:
         self._last_step = (step, at)
         if step <= before:
             self._gaps.clear()  # it went back
-        elif step == before + 1 and then:
-            self._gaps.append((step, at - then))
+        elif then:
+            untold = (step - before - 1) * self._usual_gap  # were lost with the worker that was about to tell of them
+            self._gaps.append((step, max(0.0, at - then - untold)))
         self._look(step)
+
+    @property
+    def _usual_gap(self) -> float:
+        return statistics.median(gap for _, gap in self._gaps) if self._gaps else 0.0
 
     def _look(self, step: int) -> None:
         if not self._untimed:

@@ -200,7 +200,14 @@ class Run:
             elif kind == "generation_started":
                 row = Generation(event["generation"], event["step"], event["workers"], event["reason"])
                 self.report.generations.append(row)
+            elif kind == "generation_timed":
+                self._recall_times(event)
         self._samples.begin_again()
+
+    def _recall_times(self, event: Mapping[str, Any]) -> None:
+        numbered = (row for row in reversed(self.report.generations) if row.generation == event["generation"])
+        if (row := next(numbered, None)) is not None:
+            row.stop_s, row.phases = event["stop_s"], dict(event["phases"])
 
     def log_path(self, worker: int) -> Path:
         return self._log_dir / f"worker-{worker}.log"

@@ -195,6 +195,20 @@ def test_longer_steps_after_a_change_are_no_pause() -> None:
     assert [row.stop_s for row in report.generations] == [0.0, 0.25, 0.5]
 
 
+def test_a_step_that_nobody_told_of_is_no_part_of_the_pause_after_a_loss() -> None:
+    """The main worker tells of a step when the next is complete; it is lost in between."""
+    report = Report(virtual=4)
+    book = GenerationBook(report)
+    told = {"event": "generation_started", "workers": 2, "members": [0], "reason": "", "at": 0.0}
+    book.story({**told, "generation": 0, "step": 0})
+    for step in range(1, 6):
+        book.note({"event": "step", "worker": 0, "step": step, "at": float(step)})
+    book.story({**told, "generation": 1, "step": 6})
+    for step in range(7, 13):
+        book.note({"event": "step", "worker": 1, "step": step, "at": step + 3.0})
+    assert [row.stop_s for row in report.generations] == [0.0, 3.0]
+
+
 def test_two_changes_at_one_step_are_one_pause() -> None:
     report = Report(virtual=4)
     book = GenerationBook(report)

@@ -295,7 +295,8 @@ def settings_of(request: JobRequest, folder: Path, workers: int) -> RunSettings:
     )
 
 
-RECALLED = tuple(f'"event": "{kind}"' for kind in ("run_started", "samples", "training", "generation_started"))
+OF_THE_REPORT = ("run_started", "samples", "training", "generation_started", "generation_timed")
+RECALLED = tuple(f'"event": "{kind}"' for kind in OF_THE_REPORT)
 
 
 def told_before(events: Path) -> Iterator[dict[str, Any]]:
