@@ -77,7 +77,6 @@ class CatchUp:
         self.copied_bytes = 0
         self.replayed = 0
         self.differing = 0
-        self.began = time.monotonic()
         self.copied_at = 0.0
         for piece in self._pieces:
             self._enrol(piece)

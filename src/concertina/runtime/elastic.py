@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 COMPARE_FIRST, COMPARE_EVERY = 16, 32  # steps whose parameters are compared between workers
 LOOK_FIRST, LOOK_EVERY = 8, 64  # steps at whose end contexts are looked at again
 PATIENT_LOOKS = 50  # at newcomers that are not in step yet
-HOLD_SECONDS = 120.0  # that a planned change may keep everybody waiting for newcomers
+IN_STEP_SECONDS = 120.0  # that a planned change may keep everybody waiting until its newcomers are in step
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Elastic:
         if wanted is None or not wanted.hold_at or step < wanted.hold_at or not self.is_main or not wanted.joiners:
             return
         if self._awaited[0] != wanted.generation or self.generation.formation.parked:  # too few: they do not train on
-            self._awaited = wanted.generation, time.monotonic() + HOLD_SECONDS
+            self._awaited = wanted.generation, time.monotonic() + IN_STEP_SECONDS
         while self._membership.vote == wanted.generation and not self._newcomers_follow():
             if time.monotonic() > self._awaited[1]:
                 return

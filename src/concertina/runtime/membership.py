@@ -89,10 +89,7 @@ class Membership:
         self._asked_to_save = False
         self.dismissed = False
         self._next_hold = env.hold_at
-        self._held: tuple[float, float] = (
-            0,
-            0.0,
-        )  # the plan that is, or was last, waited for: its step, and until when
+        self._held = 0.0, 0.0  # the plan that is, or was last, waited for: its step, and until when
         self.step = 0  # for signs of life
         self._clock = TurnClock()
         self._held_at: tuple[int, ...] = ()  # the place in the data of the newest meeting
