@@ -4,7 +4,7 @@
     python -m benchmarks.live_trace --kill-controller 50     the server killed that many times during the run
     python -m benchmarks.live_trace --reclaim 20             half of the slots taken back that many times
     python -m benchmarks.live_trace --etcd                   two controllers on a real etcd, the leader killed
-    python -m benchmarks.live_trace --table FILE             tables and picture from what the first wrote with --json
+    python -m benchmarks.live_trace --table FILE...          tables and picture from what these wrote with --json
 
 Each batch waits as it would for a GPU (examples/live_paced.py), so that two cores are not the bottleneck. In every
 run: no job lost, none run twice, no slot used by two jobs, no promised deadline missed, and the model of every
@@ -281,7 +281,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--make-trace", action="store_true", help="write benchmarks/live_trace.csv anew")
     parser.add_argument("--folder", default="", help="for state and models; default: a new one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was found")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="run nothing: such a FILE into docs/results")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="run nothing: what was found in such runs, into docs/results",
+    )
     return parser.parse_args()
 
 

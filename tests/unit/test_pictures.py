@@ -80,6 +80,22 @@ def test_the_comparison_with_the_simulator_is_read_as_it_is_written() -> None:
     draw_sim_to_live(rows)
 
 
+def test_the_table_of_runs_under_fire_names_what_went_wrong() -> None:
+    quiet = {"jobs": 20, "seconds": 465.9, "kills": 0, "compared": 18, "different": [], "load": 0.4}
+    quiet |= {"reclaims_s": [], "takeovers_s": [], "problems": [], "late": [], "live": {}}
+    runs = [
+        {**quiet, "kills": 50, "problems": ["slot n/0 has two jobs"], "different": ["a: weight"]},
+        {**quiet, "reclaims_s": [1.0, 2.5, 1.5], "late": ["b missed its deadline"]},
+        {**quiet, "kills": 2, "takeovers_s": [2.0, 2.25]},
+    ]
+    rows = pages.tables(live_table.under_fire(runs))[0].rows
+    assert [(row[0].partition(":")[0], row[3], row[4], row[5]) for row in rows] == [
+        ("the server killed 50 times", "17 of 18", "-", "slot n/0 has two jobs"),
+        ("half of the slots reclaimed 3 times while all were busy", "18 of 18", "1.50 / 2.50", "b missed its deadline"),
+        ("two servers on etcd, the leader killed 2 times", "18 of 18", "2.12 / 2.25", "none"),
+    ]
+
+
 def test_the_simulator_says_when_each_job_got_and_gave_slots() -> None:
     job = {"gpus": 4, "model": "mlp:3", "batch_size": 1, "work": 40.0, "min_workers": 1, "max_workers": 4}
     jobs = [JobSpec(id=f"mlp-3-{n:02d}", name="mlp-3", submit_s=5.0 * n, **job) for n in range(2)]
