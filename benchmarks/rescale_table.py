@@ -11,6 +11,7 @@ from benchmarks.pages import REMINDER, RESULTS, put
 
 PAGE = RESULTS / "rescale.md"
 MARKS = {"cpu": "measured", "cuda": "measured on a GPU"}
+ALONE_MARK = "measured from one worker on"  # with --workers 1, for a machine with two cores
 HOSTS_MARK = "measured on several hosts"
 STILL_MARK = "measured while nothing changes"
 KINDS = ("grow", "shrink", "move")
@@ -189,9 +190,12 @@ def write(scratch: Path) -> None:
     """Puts tables for which there are rows between their marks of the page, and draws its picture; all else stays."""
     every = [json.loads(path.read_text()) for path in sorted(scratch.glob("*.json"))]
     changes = [found for found in every if found["way"] not in ("hosts", "overhead")]
+    alone = [found for found in changes if found["workers"] == 1]
+    changes = [found for found in changes if found["workers"] > 1]
     sections = [
         (HOSTS_MARK, _on_hosts, [found for found in every if found["way"] == "hosts"]),
         (STILL_MARK, _still, [found for found in every if found["way"] == "overhead"]),
+        (ALONE_MARK, tables, alone),
         *((mark, tables, [f for f in changes if f.get("device", "cpu") == device]) for device, mark in MARKS.items()),
     ]
     for mark, render, rows in sections:
