@@ -556,6 +556,19 @@ def test_an_earlier_attempts_record_is_written_over(shared: Shared, link: StoreL
     assert shared.seen().attempt == 2  # type: ignore[union-attr]
 
 
+def test_a_line_that_can_not_even_complain_goes_on(
+    shared: Shared, link: StoreLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk: without its threads, a job that trains would look dead."""
+    monkeypatch.setattr("sys.stderr", Full())
+    shared.away = True
+    link.publish(JobSeen(id="j", attempt=2, step=1))
+    eventually(lambda: link.silent_since is not None)
+    shared.away = False
+    assert link.flush(10.0)
+    assert all(thread.is_alive() for thread in link._threads)
+
+
 # -- starting --------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,6 @@ something new: while that is away, the job trains on. SIGTERM suspends the job. 
 the next attempt goes on from the newest checkpoint.
 """
 
-import contextlib
 import json
 import os
 import shutil
@@ -31,6 +30,7 @@ from concertina.cluster.codec import load
 from concertina.cluster.keeper_book import JobBook
 from concertina.cluster.keeper_job import Ending, KeptJob, Outcome, settings_of
 from concertina.cluster.keeper_link import StoreLink
+from concertina.cluster.keeper_log import complain
 from concertina.cluster.keeper_start import HERE_ONLY, LOCK, end_holders, job_folder, me, take_lock
 from concertina.cluster.records import Activity, ClusterState, JobRequest, JobSeen, JobState, NodeState
 from concertina.core.errors import StoreError, UsageError
@@ -76,11 +76,11 @@ def main(store: str, state_dir: Path, job: str, attempt: int) -> int:
     if task is None:
         return EXIT_NOT_IN_OFFICE
     if lock is None:
-        print("an earlier attempt does not end: it is ended", file=sys.stderr, flush=True)
+        complain("an earlier attempt does not end: it is ended")
         end_holders(folder / LOCK)
         lock = take_lock(folder / LOCK, LOCK_SECONDS)
     if lock is None:
-        print(f"{folder / LOCK} is held by another process: giving up", file=sys.stderr, flush=True)
+        complain(f"{folder / LOCK} is held by another process: giving up")
         return EXIT_NOT_IN_OFFICE
     with (folder / "events.jsonl").open("a") as sink:
         sink.write("\n" if ends_torn(folder / "events.jsonl") else "")
@@ -100,7 +100,7 @@ def read_task(open_: Callable[[], Store], job: str, attempt: int) -> Task | None
         except StoreError as error:
             problem = str(error)
         if time.monotonic() >= until:
-            print(problem, file=sys.stderr, flush=True)
+            complain(problem)
             return None
         time.sleep(0.3)
 
@@ -254,7 +254,7 @@ class Office:
     def _leave(self, ending: Ending | None) -> int:
         """The last word: nothing runs any more, and how it ended. None: it broke, and the next attempt goes on."""
         if self._link.over:
-            print(f"not in office: {self._link.over}", file=sys.stderr, flush=True)
+            complain(f"not in office: {self._link.over}")
             self._link.close()
             return EXIT_NOT_IN_OFFICE
         last = replace(self._last, slots=(), pids={}, workers=0, heard=self._link.state.order)
@@ -263,17 +263,11 @@ class Office:
             self._tell({"event": "keeper_ended", "attempt": self._attempt, "activity": last.activity})
         self._link.publish(replace(last, at_s=round(time.time(), 3)))
         if not self._link.flush(LAST_SECONDS):
-            print("the store did not take the last word", file=sys.stderr, flush=True)
+            complain("the store did not take the last word")
         self._link.close()
         if ending is None:
             return EXIT_BROKEN
         return EXIT_FAILED_JOB if ending.outcome is Outcome.FAILED else 0
-
-
-def complain(words: str) -> None:
-    """Into keeper.log, which may be on the disk that is full."""
-    with contextlib.suppress(OSError):
-        print(words, file=sys.stderr, flush=True)
 
 
 def gpus_of(node: NodeState) -> tuple[str, ...]:
