@@ -243,7 +243,7 @@ class GenerationBody(BaseModel):
     workers: int
     reason: str
     at_s: float
-    stop_s: float
+    stop_s: float | None = Field(description="that training stood still for it; null: not measured yet, or never")
     phases: dict[str, float]
 
 
