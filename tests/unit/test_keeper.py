@@ -16,6 +16,7 @@ from concertina.cluster import keys
 from concertina.cluster.codec import dump, load
 from concertina.cluster.keeper import EACH_STEP, Office, Task, step_stride
 from concertina.cluster.keeper_book import FEWEST, WARM_UP, JobBook, SpeedMeter
+from concertina.cluster.keeper_job import Ending, Outcome
 from concertina.cluster.keeper_link import StoreLink
 from concertina.cluster.keeper_plan import (
     AGAIN_S,
@@ -412,6 +413,31 @@ def test_a_job_is_not_begun_on_a_full_disk_and_is_when_there_is_room(
         office._link.state = replace(state, slots=(), order=4)
         office._wait_for_room()
         assert free == [0], "nothing is to be begun"
+
+
+def test_a_keeper_whose_job_has_not_begun_says_where_it_will_go_on(tmp_path: Path) -> None:
+    before = JobSeen(
+        id="j",
+        attempt=1,
+        order=5,
+        activity=Activity.SUSPENDED,
+        step=9010,
+        epoch=3,
+        epochs=4,
+        total_steps=12000,
+        checkpoint_step=9000,
+        values={"loss": 0.5},
+        speeds={2: 8.0},
+        device_type="cpu",
+    )
+    request = JobRequest(id="j", name="j", user="u", script="/s")
+    task = Task(request=request, state=JobState(id="j"), before=before, backend="local")
+    with (tmp_path / "events.jsonl").open("a") as sink:
+        office = Office("memory:", tmp_path, task, 2, sink, lock=-1)
+        office._link.flush = lambda limit_s: True  # type: ignore[method-assign]
+        office._leave(Ending(outcome=Outcome.SUSPENDED))
+    said = office._link._wanted
+    assert said == replace(before, attempt=2, order=0, step=9000, exit=0, at_s=said.at_s)  # type: ignore[union-attr]
 
 
 class Full(io.StringIO):

@@ -145,7 +145,7 @@ class Office:
         self._types: dict[str, str] = {}  # type of device by node
         self._type = before.device_type if before else ""  # on which speeds were measured
         self._asked_to_end: float | None = None
-        self._last = JobSeen(id=task.request.id, attempt=attempt, speeds=dict(self._book.meter.speeds))
+        self._last = first_word(task, attempt)
 
     def serve(self) -> int:
         """The exit code of the process."""
@@ -268,6 +268,23 @@ class Office:
         if ending is None:
             return EXIT_BROKEN
         return EXIT_FAILED_JOB if ending.outcome is Outcome.FAILED else 0
+
+
+def first_word(task: Task, attempt: int) -> JobSeen:
+    """Before the job begins: it is where it will go on from."""
+    before = task.before or JobSeen(id=task.request.id, attempt=attempt)
+    return JobSeen(
+        id=task.request.id,
+        attempt=attempt,
+        step=before.checkpoint_step,
+        epoch=before.epoch,
+        epochs=before.epochs,
+        total_steps=before.total_steps,
+        checkpoint_step=before.checkpoint_step,
+        values=before.values,
+        speeds=before.speeds,
+        device_type=before.device_type,
+    )
 
 
 def gpus_of(node: NodeState) -> tuple[str, ...]:
