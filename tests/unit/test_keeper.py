@@ -415,6 +415,22 @@ def test_a_job_is_not_begun_on_a_full_disk_and_is_when_there_is_room(
         assert free == [0], "nothing is to be begun"
 
 
+def test_nothing_is_made_on_a_full_disk_before_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not be, and the attempt would count as one that failed."""
+    state = JobState(id="j", slots=("n/0",), order=3)
+    task = Task(request=JobRequest(id="j", name="j", user="u", script="/s"), state=state, before=None, backend="local")
+    with (tmp_path / "events.jsonl").open("a") as sink:
+        office = Office("memory:", tmp_path, task, 1, sink, lock=-1)
+        monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=0))
+
+        def take_its_slots(seconds: float) -> None:
+            office._link.state = replace(state, slots=(), order=4)
+
+        monkeypatch.setattr(time, "sleep", take_its_slots)
+        assert office._keep() == Ending(outcome=Outcome.SUSPENDED)
+    assert [path.name for path in tmp_path.iterdir()] == ["events.jsonl"]
+
+
 def test_a_keeper_whose_job_has_not_begun_says_where_it_will_go_on(tmp_path: Path) -> None:
     before = JobSeen(
         id="j",

@@ -169,6 +169,9 @@ class Office:
         for left_over in self._folder.glob(".job-*"):
             shutil.rmtree(left_over, ignore_errors=True)
         go_to(self._task.request.cwd)
+        self._wait_for_room()
+        if not self._goes_on():
+            return self._called_off()
         settings_of(self._task.request, self._folder, len(self._task.state.slots))  # says what is wrong before it costs
         self._tell({"event": "keeper_started", "attempt": self._attempt, "pid": os.getpid()})
         backend = open_backend(self._task.backend, self._folder / "logs", self._lock)
@@ -184,13 +187,16 @@ class Office:
         state = self._link.state
         return bool(state.slots) and not state.phase.is_end and self._asked_to_end is None and not self._link.over
 
+    def _called_off(self) -> Ending:
+        """Before it began."""
+        stopped = self._link.state.phase.is_end or self._link.over
+        return Ending(outcome=Outcome.STOPPED if stopped else Outcome.SUSPENDED)
+
     def _run(self, backend: WorkerBackend) -> Ending:
         self._wait_for_room()
-        state = self._link.state
         if not self._goes_on():
-            stopped = state.phase.is_end or self._link.over
-            return Ending(outcome=Outcome.STOPPED if stopped else Outcome.SUSPENDED)
-        request = self._task.request
+            return self._called_off()
+        request, state = self._task.request, self._link.state
         with KeptJob(request, self._folder, state, backend, self._book, self._tell, self._slot_env) as job:
             while True:
                 if self._link.over:
