@@ -89,6 +89,10 @@ class Site:
         job = self.mirror.job(name)
         return job.state.phase if job else None
 
+    def reason(self, name: str) -> str:
+        job = self.mirror.job(name)
+        return job.state.reason if job else ""
+
     def close(self) -> None:
         for controller in self.controllers:
             controller.close()
@@ -264,6 +268,7 @@ def test_a_job_whose_keeper_can_not_be_started_stops_nobody(site: Site, monkeypa
     log = (site.folder / "controller.log").read_text()
     assert log.count('"office taken"') == 1
     assert "No space left on device" in log
+    site.until(lambda: "No space left on device" in site.reason("bad"))
 
 
 def test_questions_are_answered_from_the_mirror(site: Site) -> None:

@@ -61,6 +61,7 @@ class Books:
     admit_most: int = 20
     promise_most: int = 2
     missing: dict[str, float] = field(default_factory=dict)  # job -> since when its keeper holds no lease
+    not_started: dict[str, str] = field(default_factory=dict)  # job -> why its keeper could not be started
     asked: set[str] = field(default_factory=set)  # asks that were answered; the mirror may still show them
     old: list[str] = field(default_factory=list)  # jobs to be forgotten, the oldest first
     looked_s: float = -LOOK_SECONDS  # when it was last looked which these are
@@ -202,9 +203,11 @@ class Controller:
         self._pace(books, decision, decided_ms, written_ms)
         self._count(books, decision, decided_ms)
         for job in decision.start:
+            books.not_started.pop(job, None)
             try:
                 self._backend.start_keeper(job, books.memory.live[job].attempt)
             except OSError as error:  # no room, no more processes: a turn to come finds that it is not there
+                books.not_started[job] = str(error)
                 self._log.write("keeper not started", job=job, reason=str(error))
         for job in decision.end:
             self._backend.end_keeper(job)
@@ -272,6 +275,7 @@ class Controller:
             admit_most=books.admit_most,
             promise_most=books.promise_most,
             missing_s={job: now - since for job, since in books.missing.items()},
+            not_started=books.not_started,
         )
 
     def _look_for_keepers(self, store: Store, books: Books, now: float) -> tuple[set[str], set[str]]:
