@@ -159,6 +159,27 @@ def test_jobs_that_ended_long_ago_are_forgotten_and_what_they_received_is_not(si
     assert len(site.mirror.jobs()) == 3
 
 
+def test_what_can_not_be_removed_is_noted_once_and_hinders_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended_s = time.time() - 5 * 86_400.0
+    site.submit("old", submitted_s=ended_s)
+    site.store.put(keys.STATES + "old", dump(JobState(id="old", phase=JobPhase.FINISHED, ended_s=ended_s)))
+    tried = []
+
+    def discard(job: str) -> bool:
+        tried.append(job)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(site.cluster, "discard", discard)
+    site.controller()
+    for number in range(1, 4):
+        assert site.ask(Op.PRUNE, number=86_400).startswith("yes")
+        site.until(lambda number=number: len(tried) >= number)  # type: ignore[misc]
+    site.submit("new")
+    site.until(lambda: site.phase("new") is JobPhase.FINISHED)
+    assert site.phase("old") is JobPhase.FINISHED
+    assert (site.folder / "controller.log").read_text().count('"not removed"') == 1
+
+
 def test_asks_are_answered_once_and_removed(site: Site) -> None:
     site.controller()
     site.submit("a", steps=10**6)

@@ -65,6 +65,7 @@ class Books:
     asked: set[str] = field(default_factory=set)  # asks that were answered; the mirror may still show them
     old: list[str] = field(default_factory=list)  # jobs to be forgotten, the oldest first
     looked_s: float = -LOOK_SECONDS  # when it was last looked which these are
+    not_removed: set[str] = field(default_factory=set)  # jobs of which that was noted
     headless: list[str] = field(default_factory=list)  # jobs of which only the state is left
     spent: dict[str, Spent] = field(default_factory=dict)  # by user, as we wrote it: newer than the mirror's
 
@@ -236,7 +237,7 @@ class Controller:
     def _forget(self, leadership: Leadership, books: Books, name: str) -> None:
         """Its state last: without a request it is no job, without a state it would be a new one."""
         job = self._mirror.job(name)
-        if job is None or job.keeper is not None or not self._backend.discard(name):
+        if job is None or job.keeper is not None or not self._discard(books, name):
             return
         user = job.request.user
         spent = counted_in(books.spent.get(user) or self._mirror.spent(user), user, job.state)
@@ -248,6 +249,15 @@ class Controller:
             leadership.delete_fenced(prefix + name)
         del books.ended[name]
         self._log.write("forgotten", job=name, reason="it ended long ago, and newer ones are kept")
+
+    def _discard(self, books: Books, name: str) -> bool:
+        try:
+            return self._backend.discard(name)
+        except OSError as error:  # no right to, no room for the other folder: no reason to decide nothing more
+            if name not in books.not_removed:  # it is tried again every few seconds
+                books.not_removed.add(name)
+                self._log.write("not removed", job=name, reason=str(error))
+            return False
 
     def _is_quiet(self, memory: Memory) -> bool:
         return not any(
