@@ -16,7 +16,7 @@ from concertina.cluster.codec import dump
 from concertina.cluster.controller import Controller
 from concertina.cluster.mirror import Mirror
 from concertina.cluster.now import moment_now, quote_now, why_now
-from concertina.cluster.records import Activity, Ask, JobRequest, JobSeen, JobState, NodeState, Op
+from concertina.cluster.records import Activity, Ask, ClusterState, JobRequest, JobSeen, JobState, NodeState, Op
 from concertina.core.errors import ConcertinaError
 from concertina.core.job import JobPhase
 from concertina.store import Store, open_store
@@ -241,6 +241,14 @@ def test_down_suspends_all_and_the_next_controller_goes_on(site: Site) -> None:
     site.controller()
     site.until(lambda: site.phase("a") is JobPhase.RUNNING)
     site.ask(Op.CANCEL, "a")
+
+
+def test_an_old_down_is_over_also_where_the_clock_was_set_back_since(site: Site) -> None:
+    down = ClusterState(policy="", backend="", going_down=True, down_s=time.time() + 3600.0)
+    site.store.put(keys.CLUSTER, dump(down))
+    site.submit("a")
+    site.controller()
+    site.until(lambda: site.phase("a") is JobPhase.FINISHED)
 
 
 def test_a_machine_that_went_while_nobody_was_in_office_is_not_shown_for_ever(site: Site) -> None:

@@ -90,7 +90,7 @@ class Controller:
         self._policy: Policy = live_policy(policy)
         self._log = JsonLog(log)
         self._name = holder_name()
-        self.started_s = time.time()
+        self.down_before: float | None = None  # when `down` was asked for last before we came: that one is over
         self._ends = threading.Event()
         self._turned = time.monotonic()
         self._fresh: set[str] = set()  # requests that came since they were last looked at
@@ -122,6 +122,8 @@ class Controller:
         while not self._ends.is_set():
             try:
                 with self._open() as store:
+                    if self.down_before is None:
+                        self.down_before = _cluster_in(store).down_s
                     leadership = Leadership.acquire(store, keys.CONTROLLER, self._ttl_s, holder=self._name, wait_s=1.0)
                     if leadership is not None:
                         self._hold(store, leadership)
@@ -165,10 +167,9 @@ class Controller:
         """All that was decided before, from the store itself: nobody else can write it any more."""
         found = store.list_prefix(keys.STATES)
         states = {keys.job_of(entry.key): load(JobState, entry.value) for entry in found.entries}
-        entry = store.get(keys.CLUSTER)
-        cluster = load(ClusterState, entry.value) if entry else ClusterState(policy="", backend="")
+        cluster = _cluster_in(store)
         self._mirror.wait_until(lambda: self._mirror.revision >= found.revision, 10.0)
-        if cluster.going_down and cluster.down_s < self.started_s:
+        if cluster.going_down and cluster.down_s == self.down_before:  # not which is later: the clock may be set back
             cluster = replace(cluster, going_down=False)
         cluster = replace(cluster, policy=self._policy_name, backend=self._backend.name, controller=self._name)
         live = {job: state for job, state in states.items() if not self._at_rest(state)}
@@ -370,6 +371,11 @@ class Controller:
             books.written.forget(job)
         books.memory = decision.memory
         return (time.monotonic() - begun) * 1000
+
+
+def _cluster_in(store: Store) -> ClusterState:
+    entry = store.get(keys.CLUSTER)
+    return load(ClusterState, entry.value) if entry else ClusterState(policy="", backend="")
 
 
 def _next(most: int, slow: bool, quick: bool) -> int:
