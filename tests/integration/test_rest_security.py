@@ -319,6 +319,19 @@ def test_a_new_token_and_a_removed_user_void_the_old_token(town: Town) -> None:
     assert town.ask(new, "GET", "/api/v1/session").status_code == 401
 
 
+def test_a_new_token_alone_voids_no_limit_and_takes_no_right_away(town: Town) -> None:
+    def renewed(**said: object) -> dict[str, Any]:
+        found: dict[str, Any] = town.ask("root", "POST", "/api/v1/users", json={"name": "dora", **said}).json()
+        return {name: value for name, value in found.items() if name not in ("name", "token")}
+
+    limits = {"admin": True, "max_jobs": 3, "max_slots": 0, "max_gpu_hours": 2.5}
+    assert renewed(**limits) == limits
+    assert renewed(max_slots=4) == {**limits, "max_slots": 4}
+    assert renewed() == {**limits, "max_slots": 4}
+    assert renewed(admin=False, max_jobs=0) == {**limits, "admin": False, "max_jobs": 0, "max_slots": 4}
+    assert remove_user(town.it.store, "dora")
+
+
 @pytest.mark.parametrize("path", ["/api/v1/events", "/api/v1/jobs/{job_id}/events"])
 @pytest.mark.parametrize("how", ["removed", "another token"])
 def test_a_stream_ends_with_the_token_that_opened_it(town: Town, path: str, how: str) -> None:

@@ -124,6 +124,27 @@ def add_user(store: Store, user: User) -> str:
     return token
 
 
+def renew_user(
+    store: Store,
+    name: str,
+    *,
+    admin: bool | None = None,
+    max_jobs: int | None = None,
+    max_slots: int | None = None,
+    max_gpu_hours: float | None = None,
+) -> tuple[User, str]:
+    """The same; of an old user, what is None stays as it was."""
+    old = find_user(store, name) or User(name=name, token="")
+    user = replace(
+        old,
+        admin=old.admin if admin is None else admin,
+        max_jobs=old.max_jobs if max_jobs is None else max_jobs,
+        max_slots=old.max_slots if max_slots is None else max_slots,
+        max_gpu_hours=old.max_gpu_hours if max_gpu_hours is None else max_gpu_hours,
+    )
+    return user, add_user(store, user)
+
+
 def first_admin(store: Store, name: str) -> str | None:
     """A token for an admin if there is no user at all, so that a cluster can not lock everybody out."""
     if store.list_prefix(keys.USERS).entries:

@@ -132,11 +132,13 @@ class DownAsk(Body):
 
 
 class UserAsk(Body):
+    """null: as it was; a new user is no admin and has no limits."""
+
     name: Name
-    admin: bool = False
-    max_jobs: int = Field(default=0, ge=0, le=1_000_000, description="live jobs at once; 0: no limit")
-    max_slots: int = Field(default=0, ge=0, le=1_000_000, description="slots that they could have together")
-    max_gpu_hours: float = Field(default=0.0, ge=0, le=1e12, allow_inf_nan=False)
+    admin: bool | None = None
+    max_jobs: int | None = Field(default=None, ge=0, le=1_000_000, description="live jobs at once; 0: no limit")
+    max_slots: int | None = Field(default=None, ge=0, le=1_000_000, description="slots that they could have together")
+    max_gpu_hours: float | None = Field(default=None, ge=0, le=1e12, allow_inf_nan=False)
 
 
 # -- what is sent back ---------------------------------------------------------------------------------------------
