@@ -8,7 +8,6 @@ import getpass
 import hashlib
 import hmac
 import ipaddress
-import re
 import secrets
 from dataclasses import dataclass, replace
 
@@ -17,11 +16,11 @@ from concertina.cluster.codec import dump, load
 from concertina.cluster.mirror import Mirror
 from concertina.cluster.records import User
 from concertina.core.errors import UsageError
+from concertina.core.names import MOST_NAME, NAME_WORDS, is_name
 from concertina.server.errors import ApiError
 from concertina.store.protocol import ABSENT, Store
 
 PREFIX = "ct_"
-_USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ def local_user() -> str:
         name = getpass.getuser()
     except (OSError, KeyError):  # a container without a user database
         return "local"
-    return name if _USER_NAME.fullmatch(name) and len(name) <= 63 else "local"
+    return name if is_name(name) else "local"
 
 
 class Doorkeeper:
@@ -117,8 +116,8 @@ def bearer_of(headers: dict[bytes, bytes]) -> str | None:
 
 def add_user(store: Store, user: User) -> str:
     """Makes a user, or gives an old one a new token and new limits. The token is kept nowhere: show it."""
-    if not _USER_NAME.fullmatch(user.name) or len(user.name) > 63:
-        raise UsageError(f"user {user.name!r}: needed a name of letters, digits, '-', '_' and single dots")
+    if not is_name(user.name):
+        raise UsageError(f"user {user.name!r}: needed {NAME_WORDS}, {MOST_NAME} characters at most")
     token = PREFIX + secrets.token_urlsafe(32)
     store.put(keys.USERS + user.name, dump(replace(user, token=digest_of(token))))
     return token
