@@ -374,6 +374,21 @@ def test_a_token_is_asked_for_and_kept_for_the_tab(site: Site, browser: Browser)
     assert not browser.all("dialog")
 
 
+def test_who_watches_too_often_is_not_told_to_start_the_server(
+    site: Site, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser.expected = ["401 (Unauthorized)", "429 (Too Many Requests)"]
+    monkeypatch.setattr("concertina.server.streams.MOST_EACH", 0)
+    site.token_needed = True
+    some_jobs(site)
+    token = add_user(site.store, User(name="ada", token=""))
+    browser.driver.get(site.open())
+    browser.reads("dialog[open]", "The server asks who you are")
+    browser.keys(token, Keys.ENTER)
+    browser.reads("#trouble", "clients of ada watch already")
+    assert browser.text("#trouble") == "0 clients of ada watch already. End some of them."
+
+
 COUNT_DIALOGS = """
     window.asked = 0;
     const count = (node) => { asked += node.tagName === "DIALOG"; };

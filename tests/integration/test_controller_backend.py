@@ -1,6 +1,7 @@
 """What every backend must do for the controller: start keepers that outlive it, and know for sure when one is gone."""
 
 import contextlib
+import errno
 import os
 import subprocess
 import time
@@ -163,14 +164,33 @@ def test_as_long_as_anything_of_a_job_holds_its_lock_it_is_not_gone(tmp_path: Pa
     assert backend.is_gone(state, None, time.time())
 
 
-def test_a_folder_that_can_not_be_moved_away_stays_and_hinders_nobody(tmp_path: Path) -> None:
+def test_a_folder_that_can_not_be_moved_away_stays_and_is_moved_later(tmp_path: Path) -> None:
     cluster = LocalCluster("memory:", tmp_path, 1, "cpu")
     folder = tmp_path / "jobs" / "a"
     folder.mkdir(parents=True)
+    (tmp_path / "trash").rmdir()
     (tmp_path / "trash").write_text("in the way")
-    assert not cluster.discard("a")
+    with pytest.raises(FileExistsError):
+        cluster.discard("a")
     assert folder.is_dir()
     (tmp_path / "trash").unlink()
+    assert cluster.discard("a")
+    assert not folder.exists()
+    cluster.close()
+
+
+def test_a_job_is_forgotten_on_a_disk_on_which_no_folder_can_be_made_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To forget jobs is what makes room there."""
+    cluster = LocalCluster("memory:", tmp_path, 1, "cpu")
+    folder = tmp_path / "jobs" / "a"
+    folder.mkdir(parents=True)
+
+    def full(name: str, mode: int = 0o777) -> None:
+        raise OSError(errno.EEXIST if os.path.exists(name) else errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "mkdir", full)
     assert cluster.discard("a")
     assert not folder.exists()
     cluster.close()

@@ -16,7 +16,7 @@ from concertina.cluster.codec import dump
 from concertina.cluster.controller import Controller
 from concertina.cluster.mirror import Mirror
 from concertina.cluster.now import moment_now, quote_now, why_now
-from concertina.cluster.records import Activity, Ask, JobRequest, JobSeen, JobState, NodeState, Op
+from concertina.cluster.records import Activity, Ask, ClusterState, JobRequest, JobSeen, JobState, NodeState, Op
 from concertina.core.errors import ConcertinaError
 from concertina.core.job import JobPhase
 from concertina.store import Store, open_store
@@ -89,6 +89,10 @@ class Site:
         job = self.mirror.job(name)
         return job.state.phase if job else None
 
+    def reason(self, name: str) -> str:
+        job = self.mirror.job(name)
+        return job.state.reason if job else ""
+
     def close(self) -> None:
         for controller in self.controllers:
             controller.close()
@@ -155,6 +159,27 @@ def test_jobs_that_ended_long_ago_are_forgotten_and_what_they_received_is_not(si
     assert len(site.mirror.jobs()) == 3
 
 
+def test_what_can_not_be_removed_is_noted_once_and_hinders_nobody(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended_s = time.time() - 5 * 86_400.0
+    site.submit("old", submitted_s=ended_s)
+    site.store.put(keys.STATES + "old", dump(JobState(id="old", phase=JobPhase.FINISHED, ended_s=ended_s)))
+    tried = []
+
+    def discard(job: str) -> bool:
+        tried.append(job)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(site.cluster, "discard", discard)
+    site.controller()
+    for number in range(1, 4):
+        assert site.ask(Op.PRUNE, number=86_400).startswith("yes")
+        site.until(lambda number=number: len(tried) >= number)  # type: ignore[misc]
+    site.submit("new")
+    site.until(lambda: site.phase("new") is JobPhase.FINISHED)
+    assert site.phase("old") is JobPhase.FINISHED
+    assert (site.folder / "controller.log").read_text().count('"not removed"') == 1
+
+
 def test_asks_are_answered_once_and_removed(site: Site) -> None:
     site.controller()
     site.submit("a", steps=10**6)
@@ -218,6 +243,14 @@ def test_down_suspends_all_and_the_next_controller_goes_on(site: Site) -> None:
     site.ask(Op.CANCEL, "a")
 
 
+def test_an_old_down_is_over_also_where_the_clock_was_set_back_since(site: Site) -> None:
+    down = ClusterState(policy="", backend="", going_down=True, down_s=time.time() + 3600.0)
+    site.store.put(keys.CLUSTER, dump(down))
+    site.submit("a")
+    site.controller()
+    site.until(lambda: site.phase("a") is JobPhase.FINISHED)
+
+
 def test_a_machine_that_went_while_nobody_was_in_office_is_not_shown_for_ever(site: Site) -> None:
     site.store.put(keys.NODES + "gone", dump(NodeState(id="gone", device_type="cpu", slots=8)))
     site.until(lambda: [node.id for node in site.mirror.nodes()] == ["gone"])
@@ -264,6 +297,7 @@ def test_a_job_whose_keeper_can_not_be_started_stops_nobody(site: Site, monkeypa
     log = (site.folder / "controller.log").read_text()
     assert log.count('"office taken"') == 1
     assert "No space left on device" in log
+    site.until(lambda: "No space left on device" in site.reason("bad"))
 
 
 def test_questions_are_answered_from_the_mirror(site: Site) -> None:

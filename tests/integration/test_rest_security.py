@@ -4,6 +4,7 @@ import hashlib
 import http.client
 import json
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -318,6 +319,19 @@ def test_a_new_token_and_a_removed_user_void_the_old_token(town: Town) -> None:
     assert town.ask(new, "GET", "/api/v1/session").status_code == 401
 
 
+def test_a_new_token_alone_voids_no_limit_and_takes_no_right_away(town: Town) -> None:
+    def renewed(**said: object) -> dict[str, Any]:
+        found: dict[str, Any] = town.ask("root", "POST", "/api/v1/users", json={"name": "dora", **said}).json()
+        return {name: value for name, value in found.items() if name not in ("name", "token")}
+
+    limits = {"admin": True, "max_jobs": 3, "max_slots": 0, "max_gpu_hours": 2.5}
+    assert renewed(**limits) == limits
+    assert renewed(max_slots=4) == {**limits, "max_slots": 4}
+    assert renewed() == {**limits, "max_slots": 4}
+    assert renewed(admin=False, max_jobs=0) == {**limits, "admin": False, "max_jobs": 0, "max_slots": 4}
+    assert remove_user(town.it.store, "dora")
+
+
 @pytest.mark.parametrize("path", ["/api/v1/events", "/api/v1/jobs/{job_id}/events"])
 @pytest.mark.parametrize("how", ["removed", "another token"])
 def test_a_stream_ends_with_the_token_that_opened_it(town: Town, path: str, how: str) -> None:
@@ -401,6 +415,50 @@ def test_connections_without_a_request_keep_nobody_out(
         assert httpx.get(f"{it.url}/api/v1/jobs", trust_env=False).status_code == 200
         it.put(keys.REQUESTS + "j", JobRequest(id="j", name="j", user="u", script="/s"))
         assert any('"id":"j"' in line for line in lines), "who gets an answer stays"
+
+
+LONG_ANSWER = b"GET /static/plotly.min.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.mark.parametrize("requests", [1, 2])
+def test_answers_that_nobody_reads_keep_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: int
+) -> None:
+    monkeypatch.setattr("concertina.server.serve.MOST_CONNECTIONS", 8)
+    monkeypatch.setattr("concertina.server.serve.QUIET_SECONDS", 1.0)
+    with interface(tmp_path) as it, ExitStack() as stack:
+        it.http.get("/healthz", headers={"Connection": "close"})
+        for _ in range(7):
+            deaf = stack.enter_context(narrow(it))
+            deaf.sendall(LONG_ANSWER * requests)
+            assert deaf.recv(12) == b"HTTP/1.1 200"
+        until, status = time.monotonic() + LIMIT_SECONDS, 503
+        while status == 503 and time.monotonic() < until:
+            time.sleep(0.2)
+            status = httpx.get(f"{it.url}/api/v1/jobs", trust_env=False).status_code
+        assert status == 200
+
+
+def test_a_slow_reader_of_a_long_answer_gets_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("concertina.server.serve.QUIET_SECONDS", 1.0)
+    with interface(tmp_path) as it, narrow(it) as reader:
+        begun, size = time.monotonic(), 0
+        reader.sendall(LONG_ANSWER)
+        while piece := reader.recv(1 << 18):
+            size += len(piece)
+            time.sleep(0.2 if time.monotonic() < begun + 4.0 else 0.0)
+        whole = httpx.get(f"{it.url}/static/plotly.min.js", trust_env=False)
+        assert size > len(whole.content)
+
+
+def narrow(it: Interface) -> socket.socket:
+    """A connection that takes in little by itself."""
+    host, _, port = it.url.removeprefix("http://").partition(":")
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    connection.settimeout(LIMIT_SECONDS)
+    connection.connect((host, int(port)))
+    return connection
 
 
 def test_too_many_watchers_are_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

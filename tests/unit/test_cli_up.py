@@ -17,10 +17,13 @@ from concertina.core.errors import RequestRefused
         (ClusterState(policy="", backend=""), False),
         (ClusterState(policy="", backend="", going_down=True, down_s=99.0), False),  # the one before was ended
         (ClusterState(policy="", backend="", going_down=True, down_s=101.0), True),
+        (ClusterState(policy="", backend="", going_down=True, down_s=98.0), True),  # the clock was set back
     ],
 )
 def test_a_cluster_that_was_ended_before_does_not_end_the_next_one(cluster: ClusterState | None, ends: bool) -> None:
-    serving: Any = SimpleNamespace(mirror=SimpleNamespace(cluster=cluster), controller=SimpleNamespace(started_s=100.0))
+    serving: Any = SimpleNamespace(
+        mirror=SimpleNamespace(cluster=cluster), controller=SimpleNamespace(down_before=99.0)
+    )
     assert is_going_down(serving) is ends
 
 

@@ -21,7 +21,17 @@ from concertina.cluster.records import (
     Op,
     User,
 )
-from concertina.cluster.settle import Need, change, given_up, known_work, need, restarted, settled, vanished
+from concertina.cluster.settle import (
+    Need,
+    change,
+    given_up,
+    known_work,
+    need,
+    not_started,
+    restarted,
+    settled,
+    vanished,
+)
 from concertina.cluster.slots import occupied
 from concertina.cluster.views import (
     Live,
@@ -324,6 +334,18 @@ def test_an_attempt_that_never_said_a_word_may_have_been_lost_with_a_controller(
     assert need(live(replace(RUNNING, unheard=20)), NOW + 100, gone=True, registered=False) is Need.FAIL
     assert "never said a word" in given_up(live(replace(RUNNING, unheard=20)), NOW).error
     assert restarted(RUNNING, NOW + 1).attempt_s == NOW + 1
+
+
+def test_a_keeper_that_could_not_be_started_is_tried_for_as_long_as_it_takes_and_ever_less_often() -> None:
+    state, now, pauses = RUNNING, NOW, []
+    for _ in range(100):
+        state, began = not_started(state, now, "No space left on device"), now
+        while need(live(state), now, gone=True, registered=False) is Need.NOTHING:
+            now += 1.0
+        assert need(live(state), now, gone=True, registered=False) is Need.RESTART
+        pauses.append(now - began)
+    assert (pauses[:6], set(pauses[6:])) == ([2.0, 4.0, 8.0, 16.0, 30.0, 30.0], {30.0})
+    assert state.reason == "its keeper could not be started (No space left on device): it is tried again"
 
 
 # -- asks ----------------------------------------------------------------------------------------------------------

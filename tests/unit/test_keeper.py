@@ -16,6 +16,7 @@ from concertina.cluster import keys
 from concertina.cluster.codec import dump, load
 from concertina.cluster.keeper import EACH_STEP, Office, Task, step_stride
 from concertina.cluster.keeper_book import FEWEST, WARM_UP, JobBook, SpeedMeter
+from concertina.cluster.keeper_job import Ending, Outcome
 from concertina.cluster.keeper_link import StoreLink
 from concertina.cluster.keeper_plan import (
     AGAIN_S,
@@ -414,6 +415,47 @@ def test_a_job_is_not_begun_on_a_full_disk_and_is_when_there_is_room(
         assert free == [0], "nothing is to be begun"
 
 
+def test_nothing_is_made_on_a_full_disk_before_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not be, and the attempt would count as one that failed."""
+    state = JobState(id="j", slots=("n/0",), order=3)
+    task = Task(request=JobRequest(id="j", name="j", user="u", script="/s"), state=state, before=None, backend="local")
+    with (tmp_path / "events.jsonl").open("a") as sink:
+        office = Office("memory:", tmp_path, task, 1, sink, lock=-1)
+        monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=0))
+
+        def take_its_slots(seconds: float) -> None:
+            office._link.state = replace(state, slots=(), order=4)
+
+        monkeypatch.setattr(time, "sleep", take_its_slots)
+        assert office._keep() == Ending(outcome=Outcome.SUSPENDED)
+    assert [path.name for path in tmp_path.iterdir()] == ["events.jsonl"]
+
+
+def test_a_keeper_whose_job_has_not_begun_says_where_it_will_go_on(tmp_path: Path) -> None:
+    before = JobSeen(
+        id="j",
+        attempt=1,
+        order=5,
+        activity=Activity.SUSPENDED,
+        step=9010,
+        epoch=3,
+        epochs=4,
+        total_steps=12000,
+        checkpoint_step=9000,
+        values={"loss": 0.5},
+        speeds={2: 8.0},
+        device_type="cpu",
+    )
+    request = JobRequest(id="j", name="j", user="u", script="/s")
+    task = Task(request=request, state=JobState(id="j"), before=before, backend="local")
+    with (tmp_path / "events.jsonl").open("a") as sink:
+        office = Office("memory:", tmp_path, task, 2, sink, lock=-1)
+        office._link.flush = lambda limit_s: True  # type: ignore[method-assign]
+        office._leave(Ending(outcome=Outcome.SUSPENDED))
+    said = office._link._wanted
+    assert said == replace(before, attempt=2, order=0, step=9000, exit=0, at_s=said.at_s)  # type: ignore[union-attr]
+
+
 class Full(io.StringIO):
     def write(self, text: str) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -554,6 +596,19 @@ def test_an_earlier_attempts_record_is_written_over(shared: Shared, link: StoreL
     link.publish(JobSeen(id="j", attempt=2, step=1))
     assert link.flush(10.0)
     assert shared.seen().attempt == 2  # type: ignore[union-attr]
+
+
+def test_a_line_that_can_not_even_complain_goes_on(
+    shared: Shared, link: StoreLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk: without its threads, a job that trains would look dead."""
+    monkeypatch.setattr("sys.stderr", Full())
+    shared.away = True
+    link.publish(JobSeen(id="j", attempt=2, step=1))
+    eventually(lambda: link.silent_since is not None)
+    shared.away = False
+    assert link.flush(10.0)
+    assert all(thread.is_alive() for thread in link._threads)
 
 
 # -- starting --------------------------------------------------------------------------------------------------------

@@ -55,6 +55,18 @@ def test_every_run_begins_its_own_generations_and_times_are_those_of_the_events(
     ]
 
 
+def test_a_stop_is_what_its_runner_measured_and_unknown_until_then(tmp_path: Path) -> None:
+    """Of a long job, too few steps are written down to measure it again."""
+    folder = tmp_path / "jobs" / "little-1"
+    folder.mkdir(parents=True)
+    thinned = [sign("step", step, 0, step=step, log={}) for step in (8196, 8200, 8204, 8208, 8212, 8216)]
+    timed = event("generation_timed", 7000.0, generation=1, step=8198, workers=2, reason="", stop_s=0.25, phases={})
+    lines = [*a_run(0.0, 0), *a_run(5000.0, 8196), *thinned, timed, *a_run(9000.0, 9000)]
+    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = Progress(tmp_path).chart("little-1")["generations"]
+    assert [row["stop_s"] for row in rows] == [None, None, None, 0.25, None, None]
+
+
 def test_a_loss_that_is_no_number_any_more_does_not_end_the_charts(tmp_path: Path) -> None:
     """A keeper writes null for it: JSON has no word for it."""
     folder = tmp_path / "jobs" / "little-1"

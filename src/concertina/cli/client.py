@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from concertina.cli.places import TOKEN, URL, server_url
-from concertina.core.errors import ClusterUnreachable, RequestRefused, UsageError
+from concertina.core.errors import ClusterUnreachable, RequestRefused, TokenRefused, UsageError
 
 if TYPE_CHECKING:
     import httpx
@@ -64,6 +64,8 @@ class Client:
         while True:
             try:
                 return self.get(path, **params)
+            except TokenRefused:
+                raise
             except ClusterUnreachable:
                 if time.monotonic() > ends:
                     raise
@@ -186,7 +188,7 @@ def _answer(response: "httpx.Response", url: str) -> Any:
         message, hint = f"{url} answered {response.status_code} {response.reason_phrase}", ""
     sentence = f"{message}; {hint}" if hint else message
     if response.status_code == 401:
-        raise ClusterUnreachable(f"{message}; set {TOKEN} to the token that `concertina up` or your admin gave you")
+        raise TokenRefused(f"{message}; set {TOKEN} to the token that `concertina up` or your admin gave you")
     if response.status_code in (403, 409, 429):
         raise RequestRefused(sentence)
     if response.status_code < 500:

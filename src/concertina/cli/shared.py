@@ -22,7 +22,7 @@ JobName = Annotated[
     str, typer.Argument(metavar="JOB", help="Its id, any beginning of it that fits one job only, or its name.")
 ]
 
-TAKEN, TROUBLE, BAD_INPUT, REFUSED = 0, 1, 2, 3
+TAKEN, TROUBLE, REFUSED = 0, 1, 3
 EXIT_CODES = "Exit codes: 0 done or taken, 3 refused by the cluster, 2 bad input, 1 trouble (no cluster, job failed)."
 
 

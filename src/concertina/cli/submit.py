@@ -18,6 +18,7 @@ from concertina.cli.places import local_now
 from concertina.cli.shared import REFUSED, TAKEN, TROUBLE, AsJson, Script, Url, console, say_json, teach
 from concertina.cli.times import FORMS, lasting, parse_time
 from concertina.core.errors import UsageError
+from concertina.core.names import is_unicode
 from concertina.runner import check_script
 
 DEFAULT_VIRTUAL = 4
@@ -148,20 +149,12 @@ def request_body(
         "soft": soft,
     }
     for text in (body["script"], body["cwd"], *body["args"]):
-        if not _is_unicode(text):
+        if not is_unicode(text):
             raise UsageError(f"{text!a} is no text in UTF-8, which is all that a cluster can be told")
     if deadline is not None:
         body["deadline_s"] = parse_time(deadline, local_now())
     body |= {key: value for key, value in (("name", name), ("user", user)) if value}
     return body
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def until_decided(client: Client, job: dict[str, Any], screen: Console, quiet: bool) -> dict[str, Any]:

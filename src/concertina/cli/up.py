@@ -247,8 +247,8 @@ def _stay(serving: Serving, asked: Asked, screen: Console) -> None:
 def is_going_down(serving: Serving) -> bool:
     """Whether that was asked for since we are here. What the record says from before, our controller takes back in its
     first turn, which may take a while."""
-    cluster = serving.mirror.cluster
-    return cluster is not None and cluster.going_down and cluster.down_s >= serving.controller.started_s
+    cluster, before = serving.mirror.cluster, serving.controller.down_before
+    return cluster is not None and cluster.going_down and before is not None and cluster.down_s != before
 
 
 def status_line(serving: Serving) -> Text:

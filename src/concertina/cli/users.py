@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,19 +58,12 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Make a user, or a new token for one. The token is shown this once; what is not said again stays as it was."""
-    from concertina.cluster.records import User
-    from concertina.server.auth import add_user, find_user
+    from concertina.server.auth import renew_user
 
     with _store(state, store) as opened:
-        old = find_user(opened, name) or User(name=name, token="")
-        user = replace(
-            old,
-            admin=old.admin if admin is None else admin,
-            max_jobs=old.max_jobs if max_jobs is None else max_jobs,
-            max_slots=old.max_slots if max_slots is None else max_slots,
-            max_gpu_hours=old.max_gpu_hours if max_gpu_hours is None else max_gpu_hours,
+        user, token = renew_user(
+            opened, name, admin=admin, max_jobs=max_jobs, max_slots=max_slots, max_gpu_hours=max_gpu_hours
         )
-        token = add_user(opened, user)
     if as_json:
         say_json({"name": name, "token": token, "admin": user.admin})
         return

@@ -53,7 +53,7 @@ class ClusterBackend(Protocol):
         ...
 
     def discard(self, job: str) -> bool:
-        """Remove all files of a job that has ended; False if anything still runs there, or they can not be removed."""
+        """Remove all files of a job that has ended; False if anything still runs there. Raises OSError."""
         ...
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class LocalCluster:
         self._node = NodeState(id=NODE, device_type=device_type, slots=slots, devices=devices)
         self._started: dict[str, tuple[int, int]] = {}  # job -> attempt, pid: of keepers that are our children
         self._children: dict[int, str] = {}
-        self._trash = Trash(state_dir / "trash")
+        self._trash = Trash.open(state_dir / "trash")
 
     @classmethod
     def open(cls, store: str, state_dir: Path, slots: int = 0) -> "LocalCluster":
@@ -108,12 +108,9 @@ class LocalCluster:
                 os.kill(pid, signal.SIGKILL)
 
     def discard(self, job: str) -> bool:
-        try:
-            if is_held(self._state_dir, job):
-                return False
-            self._trash.take(job_folder(self._state_dir, job))
-        except OSError:  # no right to, no room for the other folder: no reason to decide nothing more
+        if is_held(self._state_dir, job):
             return False
+        self._trash.take(job_folder(self._state_dir, job))
         return True
 
     def close(self) -> None:

@@ -61,9 +61,11 @@ class Books:
     admit_most: int = 20
     promise_most: int = 2
     missing: dict[str, float] = field(default_factory=dict)  # job -> since when its keeper holds no lease
+    not_started: dict[str, str] = field(default_factory=dict)  # job -> why its keeper could not be started
     asked: set[str] = field(default_factory=set)  # asks that were answered; the mirror may still show them
     old: list[str] = field(default_factory=list)  # jobs to be forgotten, the oldest first
     looked_s: float = -LOOK_SECONDS  # when it was last looked which these are
+    not_removed: set[str] = field(default_factory=set)  # jobs of which that was noted
     headless: list[str] = field(default_factory=list)  # jobs of which only the state is left
     spent: dict[str, Spent] = field(default_factory=dict)  # by user, as we wrote it: newer than the mirror's
 
@@ -88,7 +90,7 @@ class Controller:
         self._policy: Policy = live_policy(policy)
         self._log = JsonLog(log)
         self._name = holder_name()
-        self.started_s = time.time()
+        self.down_before: float | None = None  # when `down` was asked for last before we came: that one is over
         self._ends = threading.Event()
         self._turned = time.monotonic()
         self._fresh: set[str] = set()  # requests that came since they were last looked at
@@ -120,6 +122,8 @@ class Controller:
         while not self._ends.is_set():
             try:
                 with self._open() as store:
+                    if self.down_before is None:
+                        self.down_before = _cluster_in(store).down_s
                     leadership = Leadership.acquire(store, keys.CONTROLLER, self._ttl_s, holder=self._name, wait_s=1.0)
                     if leadership is not None:
                         self._hold(store, leadership)
@@ -163,10 +167,9 @@ class Controller:
         """All that was decided before, from the store itself: nobody else can write it any more."""
         found = store.list_prefix(keys.STATES)
         states = {keys.job_of(entry.key): load(JobState, entry.value) for entry in found.entries}
-        entry = store.get(keys.CLUSTER)
-        cluster = load(ClusterState, entry.value) if entry else ClusterState(policy="", backend="")
+        cluster = _cluster_in(store)
         self._mirror.wait_until(lambda: self._mirror.revision >= found.revision, 10.0)
-        if cluster.going_down and cluster.down_s < self.started_s:
+        if cluster.going_down and cluster.down_s == self.down_before:  # not which is later: the clock may be set back
             cluster = replace(cluster, going_down=False)
         cluster = replace(cluster, policy=self._policy_name, backend=self._backend.name, controller=self._name)
         live = {job: state for job, state in states.items() if not self._at_rest(state)}
@@ -202,9 +205,11 @@ class Controller:
         self._pace(books, decision, decided_ms, written_ms)
         self._count(books, decision, decided_ms)
         for job in decision.start:
+            books.not_started.pop(job, None)
             try:
                 self._backend.start_keeper(job, books.memory.live[job].attempt)
             except OSError as error:  # no room, no more processes: a turn to come finds that it is not there
+                books.not_started[job] = str(error)
                 self._log.write("keeper not started", job=job, reason=str(error))
         for job in decision.end:
             self._backend.end_keeper(job)
@@ -233,7 +238,7 @@ class Controller:
     def _forget(self, leadership: Leadership, books: Books, name: str) -> None:
         """Its state last: without a request it is no job, without a state it would be a new one."""
         job = self._mirror.job(name)
-        if job is None or job.keeper is not None or not self._backend.discard(name):
+        if job is None or job.keeper is not None or not self._discard(books, name):
             return
         user = job.request.user
         spent = counted_in(books.spent.get(user) or self._mirror.spent(user), user, job.state)
@@ -245,6 +250,15 @@ class Controller:
             leadership.delete_fenced(prefix + name)
         del books.ended[name]
         self._log.write("forgotten", job=name, reason="it ended long ago, and newer ones are kept")
+
+    def _discard(self, books: Books, name: str) -> bool:
+        try:
+            return self._backend.discard(name)
+        except OSError as error:  # no right to, no room for the other folder: no reason to decide nothing more
+            if name not in books.not_removed:  # it is tried again every few seconds
+                books.not_removed.add(name)
+                self._log.write("not removed", job=name, reason=str(error))
+            return False
 
     def _is_quiet(self, memory: Memory) -> bool:
         return not any(
@@ -272,6 +286,7 @@ class Controller:
             admit_most=books.admit_most,
             promise_most=books.promise_most,
             missing_s={job: now - since for job, since in books.missing.items()},
+            not_started=books.not_started,
         )
 
     def _look_for_keepers(self, store: Store, books: Books, now: float) -> tuple[set[str], set[str]]:
@@ -356,6 +371,11 @@ class Controller:
             books.written.forget(job)
         books.memory = decision.memory
         return (time.monotonic() - begun) * 1000
+
+
+def _cluster_in(store: Store) -> ClusterState:
+    entry = store.get(keys.CLUSTER)
+    return load(ClusterState, entry.value) if entry else ClusterState(policy="", backend="")
 
 
 def _next(most: int, slow: bool, quick: bool) -> int:

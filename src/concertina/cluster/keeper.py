@@ -8,7 +8,6 @@ something new: while that is away, the job trains on. SIGTERM suspends the job. 
 the next attempt goes on from the newest checkpoint.
 """
 
-import contextlib
 import json
 import os
 import shutil
@@ -31,6 +30,7 @@ from concertina.cluster.codec import load
 from concertina.cluster.keeper_book import JobBook
 from concertina.cluster.keeper_job import Ending, KeptJob, Outcome, settings_of
 from concertina.cluster.keeper_link import StoreLink
+from concertina.cluster.keeper_log import complain
 from concertina.cluster.keeper_start import HERE_ONLY, LOCK, end_holders, job_folder, me, take_lock
 from concertina.cluster.records import Activity, ClusterState, JobRequest, JobSeen, JobState, NodeState
 from concertina.core.errors import StoreError, UsageError
@@ -76,11 +76,11 @@ def main(store: str, state_dir: Path, job: str, attempt: int) -> int:
     if task is None:
         return EXIT_NOT_IN_OFFICE
     if lock is None:
-        print("an earlier attempt does not end: it is ended", file=sys.stderr, flush=True)
+        complain("an earlier attempt does not end: it is ended")
         end_holders(folder / LOCK)
         lock = take_lock(folder / LOCK, LOCK_SECONDS)
     if lock is None:
-        print(f"{folder / LOCK} is held by another process: giving up", file=sys.stderr, flush=True)
+        complain(f"{folder / LOCK} is held by another process: giving up")
         return EXIT_NOT_IN_OFFICE
     with (folder / "events.jsonl").open("a") as sink:
         sink.write("\n" if ends_torn(folder / "events.jsonl") else "")
@@ -100,7 +100,7 @@ def read_task(open_: Callable[[], Store], job: str, attempt: int) -> Task | None
         except StoreError as error:
             problem = str(error)
         if time.monotonic() >= until:
-            print(problem, file=sys.stderr, flush=True)
+            complain(problem)
             return None
         time.sleep(0.3)
 
@@ -145,7 +145,7 @@ class Office:
         self._types: dict[str, str] = {}  # type of device by node
         self._type = before.device_type if before else ""  # on which speeds were measured
         self._asked_to_end: float | None = None
-        self._last = JobSeen(id=task.request.id, attempt=attempt, speeds=dict(self._book.meter.speeds))
+        self._last = first_word(task, attempt)
 
     def serve(self) -> int:
         """The exit code of the process."""
@@ -169,6 +169,9 @@ class Office:
         for left_over in self._folder.glob(".job-*"):
             shutil.rmtree(left_over, ignore_errors=True)
         go_to(self._task.request.cwd)
+        self._wait_for_room()
+        if not self._goes_on():
+            return self._called_off()
         settings_of(self._task.request, self._folder, len(self._task.state.slots))  # says what is wrong before it costs
         self._tell({"event": "keeper_started", "attempt": self._attempt, "pid": os.getpid()})
         backend = open_backend(self._task.backend, self._folder / "logs", self._lock)
@@ -184,13 +187,16 @@ class Office:
         state = self._link.state
         return bool(state.slots) and not state.phase.is_end and self._asked_to_end is None and not self._link.over
 
+    def _called_off(self) -> Ending:
+        """Before it began."""
+        stopped = self._link.state.phase.is_end or self._link.over
+        return Ending(outcome=Outcome.STOPPED if stopped else Outcome.SUSPENDED)
+
     def _run(self, backend: WorkerBackend) -> Ending:
         self._wait_for_room()
-        state = self._link.state
         if not self._goes_on():
-            stopped = state.phase.is_end or self._link.over
-            return Ending(outcome=Outcome.STOPPED if stopped else Outcome.SUSPENDED)
-        request = self._task.request
+            return self._called_off()
+        request, state = self._task.request, self._link.state
         with KeptJob(request, self._folder, state, backend, self._book, self._tell, self._slot_env) as job:
             while True:
                 if self._link.over:
@@ -254,7 +260,7 @@ class Office:
     def _leave(self, ending: Ending | None) -> int:
         """The last word: nothing runs any more, and how it ended. None: it broke, and the next attempt goes on."""
         if self._link.over:
-            print(f"not in office: {self._link.over}", file=sys.stderr, flush=True)
+            complain(f"not in office: {self._link.over}")
             self._link.close()
             return EXIT_NOT_IN_OFFICE
         last = replace(self._last, slots=(), pids={}, workers=0, heard=self._link.state.order)
@@ -263,17 +269,28 @@ class Office:
             self._tell({"event": "keeper_ended", "attempt": self._attempt, "activity": last.activity})
         self._link.publish(replace(last, at_s=round(time.time(), 3)))
         if not self._link.flush(LAST_SECONDS):
-            print("the store did not take the last word", file=sys.stderr, flush=True)
+            complain("the store did not take the last word")
         self._link.close()
         if ending is None:
             return EXIT_BROKEN
         return EXIT_FAILED_JOB if ending.outcome is Outcome.FAILED else 0
 
 
-def complain(words: str) -> None:
-    """Into keeper.log, which may be on the disk that is full."""
-    with contextlib.suppress(OSError):
-        print(words, file=sys.stderr, flush=True)
+def first_word(task: Task, attempt: int) -> JobSeen:
+    """Before the job begins: it is where it will go on from."""
+    before = task.before or JobSeen(id=task.request.id, attempt=attempt)
+    return JobSeen(
+        id=task.request.id,
+        attempt=attempt,
+        step=before.checkpoint_step,
+        epoch=before.epoch,
+        epochs=before.epochs,
+        total_steps=before.total_steps,
+        checkpoint_step=before.checkpoint_step,
+        values=before.values,
+        speeds=before.speeds,
+        device_type=before.device_type,
+    )
 
 
 def gpus_of(node: NodeState) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from concertina.backends.base import Seat, WorkerBackend
 from concertina.cluster.keeper_book import JobBook, plain
+from concertina.cluster.keeper_log import complain
 from concertina.cluster.keeper_plan import (
     AGAIN_S,
     Decision,
@@ -232,8 +232,7 @@ class KeptJob:
         try:
             write_json(self._folder / "report.json", report.to_json())
         except OSError as error:  # a full disk: the job has ended all the same
-            with contextlib.suppress(OSError):  # keeper.log is there, too
-                print(f"report.json: {error}", file=sys.stderr, flush=True)
+            complain(f"report.json: {error}")
         if report.exit == 0:
             return Ending(outcome=Outcome.FINISHED)
         if self._interrupted is not None and report.exit == EXIT_INTERRUPTED_BY_USER:
@@ -314,7 +313,7 @@ def _newest(checkpoints: Path) -> Path | None:
     except CheckpointError:
         return None
     for sentence in passed_over:
-        print(f"passed over: {sentence}", file=sys.stderr, flush=True)
+        complain(f"passed over: {sentence}")
     return found
 
 

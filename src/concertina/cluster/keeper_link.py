@@ -4,7 +4,6 @@ Three threads, each with its own connection, so that one that waits for the stor
 job. A store that does not answer changes nothing for the job; what is to be written then is written when it does.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from dataclasses import replace
 
 from concertina.cluster import keys
 from concertina.cluster.codec import dump, load
+from concertina.cluster.keeper_log import complain
 from concertina.cluster.records import ENDED, JobSeen, JobState, Keeper
 from concertina.core.errors import LeaseGone, StoreError
 from concertina.store.protocol import ABSENT, Entry, Lease, Store
@@ -88,10 +88,10 @@ class StoreLink:
             except StoreError as error:
                 if self.silent_since is None:
                     self.silent_since = time.monotonic()
-                    print(f"store: {error}", file=sys.stderr, flush=True)
+                    complain(f"store: {error}")
                 self._ends.wait(AGAIN_SECONDS)
             except Exception as error:  # nothing may end a keeper's line while its job trains
-                print(f"store: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                complain(f"store: {type(error).__name__}: {error}")
                 self._ends.wait(AGAIN_SECONDS)
 
     def _end(self, why: str) -> None:

@@ -18,6 +18,7 @@ MOST_FAILURES = 3  # keepers that may vanish in a row without any progress betwe
 MISSING_SECONDS = 20.0  # a keeper that is there but does not renew its lease stands still
 STUBBORN_SECONDS = 60.0  # a keeper that was told to end has so long
 PAUSE_SECONDS = 1.0  # between two attempts at least, doubled with each failure
+SLOWEST = 5  # failures, with which the pause is the longest
 
 
 def change(
@@ -154,6 +155,12 @@ def restarted(state: JobState, now: float) -> JobState:
 def unheard(job: Live) -> bool:
     """Whether its last keeper never said a word."""
     return job.seen is None or job.seen.attempt < job.state.attempt
+
+
+def not_started(state: JobState, now: float, why: str) -> JobState:
+    """The same, after there was no keeper at all: no fault of the job, however often it happens."""
+    reason = f"its keeper could not be started ({why}): it is tried again"
+    return replace(restarted(state, now), unheard=min(state.unheard + 1, SLOWEST), reason=reason)
 
 
 def vanished(job: Live, now: float) -> JobState:

@@ -17,8 +17,15 @@ class Trash:
         self._thread: threading.Thread | None = None
         self._ends = threading.Event()
 
+    @classmethod
+    def open(cls, folder: Path) -> "Trash":
+        """Makes its folder while there is room: on a full disk it is needed most."""
+        with contextlib.suppress(OSError):
+            folder.mkdir(exist_ok=True)
+        return cls(folder)
+
     def take(self, folder: Path) -> None:
-        """Nothing is at its old place afterwards."""
+        """Nothing is at its old place afterwards; raises OSError if it can not be moved."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             folder.rename(self._folder / f"{folder.name}-{time.time_ns():x}")

@@ -174,9 +174,7 @@ def _keepers(books: Books) -> tuple[list[str], list[str]]:
         missing_s = books.facts.missing_s.get(job_id, 0.0)
         todo = settle.need(books.live(job_id), books.now, gone=gone, registered=registered, missing_s=missing_s)
         if todo in (Need.START, Need.RESTART):
-            job = books.live(job_id)
-            again = settle.restarted(state, books.now) if todo is Need.START else settle.vanished(job, books.now)
-            books.note(again)
+            books.note(_started_again(books, job_id, todo))
             start.append(job_id)
             books.tell(f"keeper {todo.value}", job_id, books.states[job_id].reason)
         elif todo is Need.FAIL:
@@ -185,6 +183,15 @@ def _keepers(books: Books) -> tuple[list[str], list[str]]:
             end.append(job_id)
             books.tell("keeper end", job_id, "it does not end by itself")
     return start, end
+
+
+def _started_again(books: Books, job_id: str, todo: Need) -> JobState:
+    state, why = books.states[job_id], books.facts.not_started.get(job_id)
+    if todo is Need.START:
+        return settle.restarted(state, books.now)
+    if why is not None:
+        return settle.not_started(state, books.now, why)
+    return settle.vanished(books.live(job_id), books.now)
 
 
 def _decision(

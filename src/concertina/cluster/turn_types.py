@@ -36,6 +36,7 @@ class Facts:
     admit_most: int = 50  # admissions that this turn has time for
     promise_most: int = 5  # those with a strict deadline among them: they cost far more
     missing_s: Mapping[str, float] = field(default_factory=dict)  # job -> how long its keeper has held no lease
+    not_started: Mapping[str, str] = field(default_factory=dict)  # job -> why its last keeper never was a process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@
     │   └── HistoryGone         a watch asked for changes that are no longer kept: list again
     ├── Deposed                 this leader's time is over; whatever it wanted to write was not written
     ├── ClusterUnreachable      no cluster answers, or not in time (cli/client.py)
+    │   └── TokenRefused        it answers nobody without a token, or not with this one
     ├── RequestRefused          the cluster understood and said no; exit code 3 (cli/client.py)
     ├── NoPlotlyError           a page was asked for and plotly is missing (simulator/report_html.py)
     └── UnwritableError         a file that was asked for can not be written (cli/simulate.py)
@@ -163,6 +164,10 @@ class Deposed(ConcertinaError):
 
 class ClusterUnreachable(ConcertinaError):
     """A live cluster was asked for something and gave no answer, or none to this caller."""
+
+
+class TokenRefused(ClusterUnreachable):
+    """A live cluster does not know who asks. To ask again changes nothing."""
 
 
 class RequestRefused(ConcertinaError):

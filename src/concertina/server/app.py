@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from concertina import __version__
 from concertina.core.errors import StoreError
+from concertina.core.names import NAME, NAME_WORDS
 from concertina.server import routes_cluster, routes_jobs, routes_people, routes_plain, routes_questions
 from concertina.server.access import AccessLog
 from concertina.server.answers import json_response
@@ -22,7 +23,6 @@ from concertina.server.errors import ApiError
 from concertina.server.events import Hub, Topic
 from concertina.server.gate import Gate, allowed_hosts, methods_by_path
 from concertina.server.metrics import Meters
-from concertina.server.models import NAME, NAME_WORDS
 from concertina.server.oracle import Bench
 from concertina.server.parts import Parts
 from concertina.server.progress import Progress

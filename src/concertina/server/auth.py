@@ -8,7 +8,6 @@ import getpass
 import hashlib
 import hmac
 import ipaddress
-import re
 import secrets
 from dataclasses import dataclass, replace
 
@@ -17,11 +16,11 @@ from concertina.cluster.codec import dump, load
 from concertina.cluster.mirror import Mirror
 from concertina.cluster.records import User
 from concertina.core.errors import UsageError
+from concertina.core.names import MOST_NAME, NAME_WORDS, is_name
 from concertina.server.errors import ApiError
 from concertina.store.protocol import ABSENT, Store
 
 PREFIX = "ct_"
-_USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ def local_user() -> str:
         name = getpass.getuser()
     except (OSError, KeyError):  # a container without a user database
         return "local"
-    return name if _USER_NAME.fullmatch(name) and len(name) <= 63 else "local"
+    return name if is_name(name) else "local"
 
 
 class Doorkeeper:
@@ -117,11 +116,32 @@ def bearer_of(headers: dict[bytes, bytes]) -> str | None:
 
 def add_user(store: Store, user: User) -> str:
     """Makes a user, or gives an old one a new token and new limits. The token is kept nowhere: show it."""
-    if not _USER_NAME.fullmatch(user.name) or len(user.name) > 63:
-        raise UsageError(f"user {user.name!r}: needed a name of letters, digits, '-', '_' and single dots")
+    if not is_name(user.name):
+        raise UsageError(f"user {user.name!r}: needed {NAME_WORDS}, {MOST_NAME} characters at most")
     token = PREFIX + secrets.token_urlsafe(32)
     store.put(keys.USERS + user.name, dump(replace(user, token=digest_of(token))))
     return token
+
+
+def renew_user(
+    store: Store,
+    name: str,
+    *,
+    admin: bool | None = None,
+    max_jobs: int | None = None,
+    max_slots: int | None = None,
+    max_gpu_hours: float | None = None,
+) -> tuple[User, str]:
+    """The same; of an old user, what is None stays as it was."""
+    old = find_user(store, name) or User(name=name, token="")
+    user = replace(
+        old,
+        admin=old.admin if admin is None else admin,
+        max_jobs=old.max_jobs if max_jobs is None else max_jobs,
+        max_slots=old.max_slots if max_slots is None else max_slots,
+        max_gpu_hours=old.max_gpu_hours if max_gpu_hours is None else max_gpu_hours,
+    )
+    return user, add_user(store, user)
 
 
 def first_admin(store: Store, name: str) -> str | None:

@@ -12,7 +12,10 @@ from concertina.cluster.records import JobRequest
 from concertina.server.auth import Caller
 
 SOMEBODYS = "somebody else's job"
+FORGOTTEN = "a forgotten job"  # whose it was, nobody can tell any more
 _WORD = re.compile(r"[a-z0-9][a-z0-9-]*")  # as job ids are
+# As `submit.make_request` makes them; what is part of a path is no job's, but of an error that a script ended with.
+_ID = re.compile(r"(?<![\w./-])[a-z0-9][a-z0-9-]*-[a-z2-7]{8}(?![\w/-]|\.\w)")
 
 
 def discreet(sentence: str, caller: Caller, requests: Mapping[str, JobRequest]) -> str:
@@ -24,7 +27,10 @@ def discreet(sentence: str, caller: Caller, requests: Mapping[str, JobRequest]) 
         request = requests.get(found[0])
         return found[0] if request is None or caller.may_see(request.user) else SOMEBODYS
 
-    return _WORD.sub(known, sentence)
+    def remembered(found: re.Match[str]) -> str:
+        return found[0] if found[0] in requests else FORGOTTEN
+
+    return _ID.sub(remembered, _WORD.sub(known, sentence))
 
 
 def discreet_job(plain: dict[str, Any], caller: Caller, requests: Mapping[str, JobRequest]) -> dict[str, Any]:

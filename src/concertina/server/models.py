@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from concertina.core.names import MOST_NAME, NAME, is_unicode
+
 JOB_ID = r"^[a-z0-9][a-z0-9-]{0,79}$"
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*$"  # dots stand alone: no `..`, and no hidden file
-NAME_WORDS = "letters a to z, digits, - and _, and single dots between them, with a letter or a digit first"
 KEY = r"^[!-~]{1,128}$"  # an idempotency key: printable, without spaces
 MOST_WORKERS = 1024
 MOST_STEPS = 1_000_000_000
@@ -22,17 +22,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 def _plain_text(text: str) -> str:
     if _CONTROL.search(text):
         raise ValueError("it has control characters; needed plain text on one line")
-    if not _is_unicode(text):
+    if not is_unicode(text):
         raise ValueError("it has half of a character (a lone surrogate); needed text that UTF-8 can hold")
     return text
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _absolute(path: str) -> str:
@@ -46,7 +38,7 @@ Text = Annotated[str, AfterValidator(_plain_text)]
 AbsolutePath = Annotated[
     str, Field(min_length=2, max_length=4096), AfterValidator(_plain_text), AfterValidator(_absolute)
 ]
-Name = Annotated[str, Field(pattern=NAME, min_length=1, max_length=63)]
+Name = Annotated[str, Field(pattern=NAME, min_length=1, max_length=MOST_NAME)]
 Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)]
 
 
@@ -132,11 +124,13 @@ class DownAsk(Body):
 
 
 class UserAsk(Body):
+    """null: as it was; a new user is no admin and has no limits."""
+
     name: Name
-    admin: bool = False
-    max_jobs: int = Field(default=0, ge=0, le=1_000_000, description="live jobs at once; 0: no limit")
-    max_slots: int = Field(default=0, ge=0, le=1_000_000, description="slots that they could have together")
-    max_gpu_hours: float = Field(default=0.0, ge=0, le=1e12, allow_inf_nan=False)
+    admin: bool | None = None
+    max_jobs: int | None = Field(default=None, ge=0, le=1_000_000, description="live jobs at once; 0: no limit")
+    max_slots: int | None = Field(default=None, ge=0, le=1_000_000, description="slots that they could have together")
+    max_gpu_hours: float | None = Field(default=None, ge=0, le=1e12, allow_inf_nan=False)
 
 
 # -- what is sent back ---------------------------------------------------------------------------------------------
@@ -243,7 +237,7 @@ class GenerationBody(BaseModel):
     workers: int
     reason: str
     at_s: float
-    stop_s: float
+    stop_s: float | None = Field(description="that training stood still for it; null: not measured yet, or never")
     phases: dict[str, float]
 
 

@@ -23,6 +23,15 @@ STORY = ("change_begun", "generation_started")
 
 
 @dataclass(slots=True)
+class Begun:
+    """A generation, as far as it is known by now."""
+
+    at_s: float
+    row: Generation
+    stop_s: float | None = None  # as its runner measured it: of a long job, not all steps are in the events
+
+
+@dataclass(slots=True)
 class Chart:
     """One job's."""
 
@@ -30,7 +39,7 @@ class Chart:
     every: int = 1  # steps between two points
     workers: int = 0
     points: list[dict[str, Any]] = field(default_factory=list)
-    begun: list[tuple[float, Generation]] = field(default_factory=list)  # when, of every run
+    begun: list[Begun] = field(default_factory=list)  # of every run
     ahead: float | None = None  # of the wall clock against the one that workers measure by
     report: Report = field(init=False)
     book: GenerationBook = field(init=False)
@@ -58,13 +67,22 @@ class Chart:
             self.book.story({**event, **at})
             if kind == "generation_started":
                 self.workers = int(event["workers"])
-                self.begun.append((float(event["time"]), self.report.generations[-1]))
+                self.begun.append(Begun(float(event["time"]), self.report.generations[-1]))
             return
         if "worker" in event and "at" in event:
             self.ahead = float(event["time"]) - float(event["at"])
+        if kind == "generation_timed":
+            self._timed(event)
+        elif kind != "step":
             self.book.note(event)
-        if kind == "step" and int(event["step"]) % self.every == 0:
+        elif int(event["step"]) % self.every == 0:
             self._point(event)
+
+    def _timed(self, event: dict[str, Any]) -> None:
+        for begun in reversed(self.begun):  # the newest with that number: earlier runs had theirs
+            if begun.row.generation == int(event["generation"]):
+                begun.stop_s = float(event["stop_s"])
+                return
 
     def _point(self, event: dict[str, Any]) -> None:
         step, at = int(event["step"]), float(event["time"])
@@ -86,15 +104,15 @@ class Chart:
     def generations(self) -> list[dict[str, Any]]:
         return [
             {
-                "generation": row.generation,
-                "step": row.step,
-                "workers": row.workers,
-                "reason": row.reason,
-                "at_s": at_s,
-                "stop_s": row.stop_s,
-                "phases": dict(row.phases),
+                "generation": begun.row.generation,
+                "step": begun.row.step,
+                "workers": begun.row.workers,
+                "reason": begun.row.reason,
+                "at_s": begun.at_s,
+                "stop_s": begun.stop_s,
+                "phases": dict(begun.row.phases),
             }
-            for at_s, row in self.begun[-200:]
+            for begun in self.begun[-200:]
         ]
 
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Response
 
 from concertina.cluster.records import User
 from concertina.server.answers import ERRORS, json_response
-from concertina.server.auth import Caller, add_user, remove_user
+from concertina.server.auth import Caller, remove_user, renew_user
 from concertina.server.context import Admin, Here, Who
 from concertina.server.errors import ApiError
 from concertina.server.models import Name, NewUserBody, SessionBody, UserAsk, UserBody, UserPage
@@ -39,9 +39,9 @@ async def users(here: Here, who: Admin) -> Response:
 
 @router.post("/users", status_code=201, response_model=NewUserBody)
 async def add(ask: UserAsk, here: Here, who: Admin) -> Response:
-    """Make a user, or give one a new token and new limits. The old token is void at once."""
-    user = User(token="", **ask.model_dump())
-    token = await asyncio.to_thread(add_user, here.parts.store, user)
+    """Make a user, or give one a new token. The old one is void at once; of the limits, those that are not said again
+    stay as they were."""
+    user, token = await asyncio.to_thread(renew_user, here.parts.store, **ask.model_dump())
     return json_response(encode({**_user(user), "token": token}), 201)
 
 

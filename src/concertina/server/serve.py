@@ -12,7 +12,7 @@ from concertina.server.context import Context
 
 SWITCH_SECONDS = 0.0005
 MOST_CONNECTIONS = 1000
-QUIET_SECONDS = 30.0  # that a connection may be without a whole request
+QUIET_SECONDS = 30.0  # that a connection may be without a whole request, or take nothing of an answer
 STOP_SECONDS = 3  # that answers in progress may take
 
 
@@ -52,11 +52,15 @@ class Server:
 
 
 class _Impatient(H11Protocol):
-    """Ends connections on which no request comes. uvicorn waits for the first one, and for the rest of each, for ever:
-    whoever opened as many as it takes would keep everybody else out, without any token."""
+    """Ends connections on which no request comes, or whose answer nobody reads. uvicorn waits for the first request,
+    for the rest of each and for readers for ever: whoever opened as many as it takes would keep everybody else out,
+    without any token."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # The kernel sees who still reads, if slowly, and who does not; and to close would wait for the reader, too.
+        deaf_ms = int(QUIET_SECONDS * 1000)
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, deaf_ms)
         self._quiet_since = self.loop.time()
         self._look = self.loop.call_later(QUIET_SECONDS, self._end_if_quiet)
 

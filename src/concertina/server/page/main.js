@@ -98,6 +98,7 @@ function connection() {
 function complaint(state, error) {
   if (state === "away") {
     if (error?.status === 401) return `${sentence(error.message)} Press “reconnecting” at the top to give a token.`;
+    if (error?.status >= 400 && error.status < 500) return `${sentence(error.message)} ${sentence(error.hint)}`; // it is well
     const why = error && error.status ? error.message : "The server does not answer";
     if (known.ready) return `${why}. What you see is from before; running jobs go on without it. Start it again with: concertina up`;
     return `${why}. Start it with: concertina up, or check the address.`;
