@@ -190,6 +190,7 @@ class GenerationBook:
 
     def __init__(self, report: Report) -> None:
         self._report = report
+        self._first: Generation | None = None  # that this run began with
         self._joiners: dict[int, int] = {}  # worker -> generation that it is to join
         self._phases: dict[int, dict[str, float]] = {}
         self._last_sign: dict[int, float] = {}  # by worker
@@ -204,9 +205,10 @@ class GenerationBook:
         elif story["event"] == "generation_started":
             row = Generation(story["generation"], story["step"], story["workers"], story["reason"])
             row.phases = self._phases.setdefault(row.generation, {})
-            self._report.generations.append(row)
+            self._report.generations.append(row)  # there may be those of earlier runs
             self._untimed.append(row)
-            if len(self._report.generations) == 1:
+            if self._first is None:
+                self._first = row
                 self._expect(story, story["members"])
 
     def timed(self, at_the_end: bool = False) -> list[Generation]:
@@ -273,7 +275,7 @@ class GenerationBook:
         first = row.step + 1
         across = [gap for step, gap in self._gaps if step == first <= end]
         after = [gap for step, gap in self._gaps if first < step <= end][:SETTLED]
-        if across and row is not self._report.generations[0]:
+        if across and row is not self._first:
             before = [gap for step, gap in self._gaps if step < first]
             row.stop_s = max(0.0, across[0] - statistics.median(after or before or across))
         return len(after) >= SETTLED or (end >= first and not across)

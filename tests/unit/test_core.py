@@ -10,7 +10,7 @@ from concertina.core.env import WorkerEnv
 from concertina.core.errors import CheckpointError, UsageError
 from concertina.core.placement import VirtualPlacement
 from concertina.master.machine import Change
-from concertina.report import GenerationBook, Report, SampleBook
+from concertina.report import Generation, GenerationBook, Report, SampleBook
 from concertina.runner import RunSettings, parse_changes
 
 
@@ -207,6 +207,26 @@ def test_a_step_that_nobody_told_of_is_no_part_of_the_pause_after_a_loss() -> No
     for step in range(7, 13):
         book.note({"event": "step", "worker": 1, "step": step, "at": step + 3.0})
     assert [row.stop_s for row in report.generations] == [0.0, 3.0]
+
+
+def test_a_run_that_goes_on_with_a_job_has_phases_of_its_own_start() -> None:
+    report = Report(virtual=2)
+    report.generations.append(Generation(0, 0, 1, "started, in an earlier run"))
+    book = GenerationBook(report)
+    book.story(
+        {
+            "event": "generation_started",
+            "generation": 0,
+            "step": 9,
+            "workers": 1,
+            "members": [3],
+            "reason": "",
+            "at": 1.0,
+        }
+    )
+    book.note({"event": "worker_started", "worker": 3, "at": 1.5})
+    book.note({"event": "joined", "worker": 3, "at": 3.5})
+    assert [row.phases for row in report.generations] == [{}, {"start": 0.5, "import": 2.0}]
 
 
 def test_two_changes_at_one_step_are_one_pause() -> None:

@@ -22,5 +22,5 @@ def test_the_name_of_somebody_elses_job_stays_unsaid_also_when_that_job_is_forgo
 
 
 def test_what_a_script_ended_with_is_said_as_it_is() -> None:
-    for error in ("no file /usr/lib/site-packages/x.py", "no file 'my-training.py'"):
+    for error in ("no file /usr/lib/site-packages/x.py", "no file 'my-training.py'", "a non-existent key"):
         assert discreet(f"it failed: {error}", ALICE, {}) == f"it failed: {error}"

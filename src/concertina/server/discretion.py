@@ -15,7 +15,7 @@ SOMEBODYS = "somebody else's job"
 FORGOTTEN = "a forgotten job"  # whose it was, nobody can tell any more
 _WORD = re.compile(r"[a-z0-9][a-z0-9-]*")  # as job ids are
 # As `submit.make_request` makes them; what is part of a path is no job's, but of an error that a script ended with.
-_ID = re.compile(r"(?<![\w./-])[a-z0-9][a-z0-9-]*-[a-z2-7]{8}(?![\w/-]|\.\w)")
+_ID = re.compile(r"(?<![\w./-])[a-z0-9][a-z0-9-]*-(?=[a-z]*[2-7])[a-z2-7]{8}(?![\w/-]|\.\w)")
 
 
 def discreet(sentence: str, caller: Caller, requests: Mapping[str, JobRequest]) -> str:

@@ -33,8 +33,10 @@ def slug(name: str) -> str:
 
 
 def _random_letters() -> str:
-    """Eight of them: 40 bits."""
-    return base64.b32encode(secrets.token_bytes(5)).decode().lower()
+    """Eight of them, nearly 40 bits. There is a digit among them, so that no word of a sentence looks like an id."""
+    while (found := base64.b32encode(secrets.token_bytes(5)).decode().lower()).isalpha():
+        pass
+    return found
 
 
 def make_request(ask: JobAsk, user: str, now: float, key: str) -> JobRequest:
