@@ -31,7 +31,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from benchmarks import chaos_table
 from concertina.backends.local import LocalBackend
@@ -76,11 +76,12 @@ class Outcome:
 class Fire:
     """Throws faults at one run."""
 
-    def __init__(self, seed: int, outcome: Outcome, most: int, story: Path) -> None:
+    def __init__(self, seed: int, outcome: Outcome, most: int, story: TextIO) -> None:
+        """`story`: of events and faults, for runs that fail."""
         self._random = random.Random(seed)
         self._outcome = outcome
         self._left = most
-        self._story = story.open("w", buffering=1)  # of events and faults, for runs that fail
+        self._story = story
         self._job: Run | None = None
         self._backend: LocalBackend | None = None
         self._wanted = self._next_phase()
@@ -178,9 +179,10 @@ def run_once(backend: LocalBackend, folder: Path, seed: int, faults: int, stop: 
         arrive_s=ARRIVE_S,
         run_dir=out / "run",
     )
-    fire = Fire(seed, outcome, faults, out / "events.jsonl")
     began = time.monotonic()
-    with Run(settings, fire, backend) as job:
+    with ExitStack() as stack:
+        fire = Fire(seed, outcome, faults, stack.enter_context((out / "events.jsonl").open("w", buffering=1)))
+        job = stack.enter_context(Run(settings, fire, backend))
         fire.aim(job, backend)
         try:
             while not job.turn():
