@@ -277,6 +277,7 @@ def main() -> None:
                     **MEASURES[way](size, count, args.pause, args.device, folder, workers=args.workers, **limit),
                     "device": args.device,
                     "workers": args.workers,
+                    "keeps_memory": os.environ.get("MALLOC_MMAP_MAX_") == "0",
                 },
             )
     if args.what == "all":

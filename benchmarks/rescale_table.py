@@ -12,6 +12,7 @@ from benchmarks.pages import REMINDER, RESULTS, put
 PAGE = RESULTS / "rescale.md"
 MARKS = {"cpu": "measured", "cuda": "measured on a GPU"}
 ALONE_MARK = "measured from one worker on"  # with --workers 1, for a machine with two cores
+KEPT_MARK = "measured with memory kept"  # the same, where the C library keeps what is freed
 HOSTS_MARK = "measured on several hosts"
 STILL_MARK = "measured while nothing changes"
 KINDS = ("grow", "shrink", "move")
@@ -195,7 +196,8 @@ def write(scratch: Path) -> None:
     sections = [
         (HOSTS_MARK, _on_hosts, [found for found in every if found["way"] == "hosts"]),
         (STILL_MARK, _still, [found for found in every if found["way"] == "overhead"]),
-        (ALONE_MARK, tables, alone),
+        (ALONE_MARK, tables, [found for found in alone if not found["keeps_memory"]]),
+        (KEPT_MARK, tables, [found for found in alone if found["keeps_memory"]]),
         *((mark, tables, [f for f in changes if f.get("device", "cpu") == device]) for device, mark in MARKS.items()),
     ]
     for mark, render, rows in sections:
