@@ -38,7 +38,9 @@ class Browser:
         self.machine = ["ERR_NETWORK_CHANGED"]  # an interface came or went, as in tests with namespaces: Chromium's way
 
     def find(self, css: str) -> WebElement:
-        return self.driver.find_element(By.CSS_SELECTOR, css)
+        """Once it is there: a page is drawn a moment after what changes it."""
+        first: WebElement = self.until(lambda: self.all(css), f"an element {css}")[0]
+        return first
 
     def all(self, css: str) -> list[WebElement]:
         return self.driver.find_elements(By.CSS_SELECTOR, css)
