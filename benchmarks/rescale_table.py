@@ -196,8 +196,8 @@ def write(scratch: Path) -> None:
     sections = [
         (HOSTS_MARK, _on_hosts, [found for found in every if found["way"] == "hosts"]),
         (STILL_MARK, _still, [found for found in every if found["way"] == "overhead"]),
-        (ALONE_MARK, tables, [found for found in alone if not found["keeps_memory"]]),
-        (KEPT_MARK, tables, [found for found in alone if found["keeps_memory"]]),
+        (ALONE_MARK, tables, [found for found in alone if not found.get("keeps_memory")]),
+        (KEPT_MARK, tables, [found for found in alone if found.get("keeps_memory")]),
         *((mark, tables, [f for f in changes if f.get("device", "cpu") == device]) for device, mark in MARKS.items()),
     ]
     for mark, render, rows in sections:

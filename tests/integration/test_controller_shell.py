@@ -249,6 +249,9 @@ def test_an_old_down_is_over_also_where_the_clock_was_set_back_since(site: Site)
     site.submit("a")
     site.controller()
     site.until(lambda: site.phase("a") is JobPhase.FINISHED)
+    cluster = site.mirror.cluster
+    assert cluster is not None
+    assert not cluster.going_down
 
 
 def test_a_machine_that_went_while_nobody_was_in_office_is_not_shown_for_ever(site: Site) -> None:

@@ -6,8 +6,12 @@ import math
 
 import pytest
 
+from concertina.core.cluster import Cluster
 from concertina.core.errors import UnknownNameError
+from concertina.policies.admission import terms_of
+from concertina.policies.registry import policy_named
 from concertina.simulator.overhead import OVERHEADS, OverheadModel, overhead_named
+from concertina.simulator.run import _priced
 
 
 def pause(name: str | float, **how: object) -> float:
@@ -43,6 +47,13 @@ def test_who_trains_on_while_it_grows_loses_only_what_is_to_come() -> None:
     assert cost(kept=0.75) == 2.0
     assert cost(kept=1.5) == 0.0
     assert cost(kept=0.75, rest=5.0) == 5.0, "a start under way is not over sooner"
+
+
+def test_promises_count_what_growing_takes() -> None:
+    model, cluster = OverheadModel(name="m", rescale_s=1.0, grow_s=50.0), Cluster.parse("1x4")
+    terms = terms_of(_priced(policy_named("elasticflow"), model, cluster))
+    assert terms is not None
+    assert terms.cost.flat_s == 51.0
 
 
 def test_a_number_is_a_model() -> None:

@@ -68,7 +68,7 @@ def _priced(policy: Policy, model: OverheadModel, cluster: Cluster) -> Policy:
     if terms is None:
         return policy
     large = model.large_s if cluster.slots >= LARGE_CLUSTER else 0.0
-    flat = max(model.rescale_s, model.resume_s, model.launch_s) + model.per_doubling_s + large
+    flat = max(model.rescale_s + model.grow_s, model.resume_s, model.launch_s) + model.per_doubling_s + large
     return on_terms(policy, cost=terms.cost.at_least(flat, model.per_doubling_s))
 
 
